@@ -12,6 +12,7 @@ from recovery.cli.terminal.output import Bar, print_json, show, warn
 from recovery.humanize import size
 
 if TYPE_CHECKING:
+    from broker.errors import CorruptStore
     from broker.live import LiveStore
     from broker.store.read.inventory import Misfit
     from recovery.rebuild.replaced import Replacement
@@ -46,7 +47,7 @@ def recover(
     """Show the recovery that a store needs after a crash: its case and the steps. With --apply: do them.
 
     Exits with 0 when nothing is left to do, with 1 when steps are left, with 4 when the log is damaged in a way that
-    no crash explains, or is not there. Opening a store for writing also recovers it.
+    no crash explains, is not there, or lacks its end. Opening a store for writing also recovers it.
     """
     if even_short and not apply:
         raise BadParameter("it writes to the store: give --apply, too", param_hint="--even-short")
@@ -55,12 +56,13 @@ def recover(
 
     made = crash.plan(crash.survey(store))
     if not apply:
-        misfits = crash.misfits_in_the_way(made, Disk())
+        misfits, against = crash.misfits_in_the_way(made, Disk()), crash.objection(made.survey)
         if as_json:
-            print_json({**made.as_json(), "not_understood": [one.as_json() for one in misfits]})
+            refused = None if against is None else str(against)
+            print_json({**made.as_json(), "not_understood": [one.as_json() for one in misfits], "refused": refused})
         else:
-            show(_plan_lines(made, misfits))
-        if made.is_needed and made.survey.facts.tail.value == "corrupt":
+            show(_plan_lines(made, misfits, against))
+        if against is not None or (made.is_needed and made.survey.facts.tail.value == "corrupt"):
             raise Exit(CORRUPT)
         raise Exit(FINDINGS if made.is_needed else WELL)
     with Bar("Recovering") as progress:
@@ -68,7 +70,7 @@ def recover(
     print_json(report.as_json()) if as_json else show(_report_lines(report))
 
 
-def _plan_lines(made: RecoveryPlan, misfits: Sequence[Misfit]) -> Iterator[str]:
+def _plan_lines(made: RecoveryPlan, misfits: Sequence[Misfit], against: CorruptStore | None) -> Iterator[str]:
     yield f"{made.survey.path}: {made.case.label}: {made.case.sentence}"
     for number, line in enumerate(made.lines, 1):
         yield f"{number:>3}. {line}"
@@ -78,6 +80,8 @@ def _plan_lines(made: RecoveryPlan, misfits: Sequence[Misfit]) -> Iterator[str]:
         yield f"not understood: {misfit}"
     if misfits:
         yield "Nothing here may be replaced: --apply would refuse"
+    elif against is not None:
+        yield f"--apply would refuse: {against}"
     elif not made.is_needed:
         yield "Nothing needs to be done: opening the store is enough"
     elif made.steps:

@@ -28,7 +28,7 @@ from broker.store.writer import open_writer
 from recovery.rebuild import replaced
 from recovery.rebuild.quiescence import STILL_S, check_still
 from recovery.rebuild.rebuilder import Progress
-from recovery.repair.taking_over import take_over
+from recovery.repair.taking_over import objection, take_over
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +109,7 @@ __all__ = [
     "apply",
     "case_of",
     "misfits_in_the_way",
+    "objection",
     "plan",
     "survey",
 ]

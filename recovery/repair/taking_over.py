@@ -81,6 +81,19 @@ def take_over(path: str, disk: Disk, found: Survey, *, move: bool = False, even_
         lock.release()
 
 
+def objection(found: Survey) -> CorruptStore | None:
+    """Why `take_over` would refuse a store, as far as it shows without reading the log; None when nothing shows."""
+    if found.facts.owner is not Owner.FOREIGN:
+        return None
+    files = StoreFiles.open(found.path)
+    try:
+        _check_segments(files)
+        _check_not_short(files, files.commitlog.end, is_alone=False)
+    except CorruptStore as error:
+        return error
+    return None
+
+
 def _shape(disk: Disk, paths: Paths) -> list[tuple[str, int, int]]:
     """All files but the lock, which is made when it is asked for the first time."""
     return [one for one in shape(disk, paths.store) if one[0] != paths.lock]
@@ -139,9 +152,9 @@ def _check_segments(files: StoreFiles) -> None:
             raise CorruptStore(text, path=segment.path)
 
 
-def _check_not_short(files: StoreFiles, end_offset: int) -> None:
+def _check_not_short(files: StoreFiles, end_offset: int, *, is_alone: bool = True) -> None:
     """Raises CorruptStore when queues or index name records behind the log's end: what they name would be forgotten."""
-    short = short_log(files, end_offset, [], is_alone=True)  # a damaged log was refused before
+    short = short_log(files, end_offset, [], is_alone=is_alone)  # a damaged log was refused before
     if short is not None:
         text = f"{short.file}: {short.text}. Nothing was changed. Put what is missing back"
         text = f"{text}. Only when those records are lost for good: "
@@ -172,4 +185,4 @@ def _change_engine(disk: Disk, paths: Paths, engine: str) -> None:
     disk.write_file(paths.store_json, replace(file, transactions=engine).encode())
 
 
-__all__ = ["take_over"]
+__all__ = ["objection", "take_over"]

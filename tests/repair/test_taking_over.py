@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import threading
 from collections.abc import Callable
@@ -107,6 +108,30 @@ def test_a_log_that_is_damaged_or_incomplete_is_refused_before_anything_is_chang
     before = seen(path)
     ran = command(capsys, "recover", path, "--apply", "--broker-is-stopped")
     assert (ran.code, sentence in ran.err) == (4, True), ran.err
+    assert seen(path) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "harm", "sentence"),
+    [
+        (PLAIN, cut, "has 10504 bytes: it was cut"),
+        ("kinds/rocketmq-5.5.0-segments", last_cut, "has 20480 bytes, the others 32768: it was cut"),
+        ("kinds/rocketmq-5.5.0-segments", last_gone, f"segment {196608:020} is missing"),
+    ],
+)
+def test_without_apply_it_says_that_it_would_refuse(
+    store: Callable[[str], Path], name: str, harm: Callable[[Path], None], sentence: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    path = store(name)
+    ran = command(capsys, "recover", path)
+    assert (ran.code, "would refuse" in ran.out) == (1, False), ran.out
+    harm(path)
+    before = seen(path)
+    ran = command(capsys, "recover", path)
+    assert (ran.code, ran.out.count("--apply would refuse: "), sentence in ran.out) == (4, 1, True), ran.out
+    ran = command(capsys, "recover", path, "--json")
+    assert (ran.code, sentence in json.loads(ran.out)["refused"]) == (4, True), ran.out
     assert seen(path) == before
 
 
