@@ -70,7 +70,7 @@ class Map:
             _start_write(file.descriptor, start, stop - start)
 
     def unmap_pages(self, start: int, stop: int) -> None:
-        """Take whole pages within bytes start … stop - 1 out of this process's map; whoever touches one gets it back.
+        """Take whole pages within bytes start … stop - 1 out of this process's map; one that is touched comes back.
 
         Their content stays in the system's cache. A flush must stop each processor for each page that a process may
         store to meanwhile, so that it disturbs who appends; for these it need not.
