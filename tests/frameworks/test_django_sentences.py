@@ -92,7 +92,8 @@ def test_ctrl_c_ends_the_command_in_one_line(environment: Mapping[str, str]) -> 
     manage = [sys.executable, "-m", "django"]
     subprocess.run([*manage, "migrate"], env=environment, capture_output=True, check=True)
     command = [*manage, "check_back"]
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as running:
+    traced = {**environment, "PYTHONFAULTHANDLER": "1"}
+    with subprocess.Popen(command, env=traced, stderr=subprocess.PIPE, text=True) as running:
         lock, started = Path(environment["SHOP_STORE"]) / "checkback", time.monotonic()
         while not list(lock.glob("leader-*.lock")):  # it has begun its first round
             assert running.poll() is None
@@ -100,5 +101,9 @@ def test_ctrl_c_ends_the_command_in_one_line(environment: Mapping[str, str]) -> 
             time.sleep(0.05)
         time.sleep(0.5)
         running.send_signal(signal.SIGINT)
-        _, said = running.communicate(timeout=PATIENCE_S)
+        try:
+            _, said = running.communicate(timeout=PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            running.send_signal(signal.SIGABRT)
+            pytest.fail(f"it goes on:\n{running.communicate()[1]}")  # with what each thread is at
     assert (running.returncode, said) == (130, "Interrupted.\n")
