@@ -6,6 +6,7 @@ import gc
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -29,6 +30,10 @@ settings.register_profile(
     "checkback", max_examples=50 if EFFORT == 1 else 100, deadline=None, print_blob=True, derandomize=EFFORT == 1
 )
 settings.load_profile("checkback")
+
+# A shell has what it runs in the background ignore Ctrl-C, and so would the programs that tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _FILES_MAX = 300
 

@@ -15,7 +15,7 @@ from broker.errors import MessageRejected, TransactionError
 from broker.format import properties as names
 from broker.transaction.service import LocalTransactionState
 from tests.backends.backend import Backend
-from tests.producer.listener import Listener, was_saved
+from tests.producer.listener import Listener, is_unknown, was_saved
 
 BODY = b"x"
 
@@ -178,7 +178,7 @@ def _fail_inside(producer: broker.Producer) -> None:
 
 def test_messages_of_a_transaction_keep_the_order_of_their_commits(backend: Backend) -> None:
     """Same sharding key, same queue; the order is that of the commits (decision 0017)."""
-    producer = backend.client.producer("shop", topics=["orders"], resolver=was_saved)
+    producer = backend.client.producer("shop", topics=["orders"], resolver=is_unknown)
     transactions = [producer.begin_transaction() for _ in range(3)]
     for number, transaction in enumerate(transactions):
         producer.send(broker.Message("orders", b"%d" % number), transaction, sharding_key="42")
