@@ -77,17 +77,18 @@ class GroupCalls:
             answer = await self._client.channels.request(address, code, QueueRequestHeader(queue.topic, queue.queue_id))
         begin = max(0, QueueOffsetResponseHeader.decode(checked(answer, code, address).ext).queue_offset)
         if start.word != "first":
-            await self.commit(queue, begin, wait=True)
+            await self.commit(queue, begin)
         return begin
 
-    async def commit(self, queue: MessageQueue, position: int, *, wait: bool = False) -> None:
-        """Write down where the group stands in a queue."""
+    async def commit(self, queue: MessageQueue, position: int) -> None:
+        """Write down where the group stands in a queue.
+
+        Java does it one-way, and all of its positions every 5 s: what is lost is written again. Ours are written when
+        they change, so each needs its answer.
+        """
         header = UpdateConsumerOffsetRequestHeader(self._group, queue.topic, queue.queue_id, position)
         address, code = self._client.routes.master(queue.broker_name), RequestCode.UPDATE_CONSUMER_OFFSET
-        if wait:
-            checked(await self._client.channels.request(address, code, header), code, address)
-        else:
-            await self._client.channels.oneway(address, code, header)
+        checked(await self._client.channels.request(address, code, header), code, address)
 
     # Pulls
 

@@ -202,7 +202,7 @@ class GroupMember:
         self._holdings.drop(held)
         try:
             if position != held.committed:
-                await self._calls.commit(held.queue, position, wait=True)
+                await self._calls.commit(held.queue, position)
             if self._ordered:
                 await self._calls.unlock([held.queue])
         except BrokerError as error:
@@ -244,14 +244,16 @@ class GroupMember:
     async def _commit_on(self) -> None:
         while True:
             await asyncio.sleep(COMMIT_S)
-            for held in self._holdings.held:
-                position = held.window.position
-                if position != held.committed:
-                    with contextlib.suppress(BrokerError):  # again in a second
-                        await self._calls.commit(held.queue, position)
-                        held.committed = position
+            await asyncio.gather(*map(self._commit, self._holdings.held))
             for message in self._holdings.overdue(time.monotonic() - self._ack_timeout_s):
                 await asyncio.to_thread(self._send_back, message)
+
+    async def _commit(self, held: HeldQueue) -> None:
+        position = held.window.position
+        if position != held.committed:
+            with contextlib.suppress(BrokerError):  # again in a second
+                await self._calls.commit(held.queue, position)
+                held.committed = position
 
     async def _lock_on(self) -> None:
         while True:

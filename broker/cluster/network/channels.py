@@ -46,15 +46,13 @@ class Channels:
         left_s = limit_s - (asyncio.get_running_loop().time() - started)
         return await connection.request(self._command(code, header, body), max(0.05, left_s))
 
-    async def oneway(self, address: str, code: RequestCode, header: Header | None = None, body: bytes = b"") -> None:
-        """Send a request that gets no answer. Raises ClusterError when there is no connection."""
-        connection = await self._connection(address, self._settings.call_timeout_s)
-        self.oneway_on(connection, code, header, body)
-
     def oneway_on(
         self, connection: ClientConnection, code: RequestCode, header: Header | None = None, body: bytes = b""
     ) -> None:
-        """The same on the connection that a request of the broker came by."""
+        """Send a request that gets no answer, on the connection that a request of the broker came by.
+
+        Raises ClusterError on one that is closed.
+        """
         command = self._command(code, header, body)
         command.flag = ONEWAY
         connection.send(command)
