@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 _SUSPEND_S = 1.0  # RocketMQ: suspendCurrentQueueTimeMillis
 _BACK_FAILED_S = 5.0  # RocketMQ: ConsumeMessageConcurrentlyService.submitConsumeRequestLater
 _WAIT_S = 0.02
+_NOT_AT_ONCE = "a cluster has no retry at once: {} is 1 (1 s) at least, or None, or -1"
 _FROM = {
     "first": "CONSUME_FROM_FIRST_OFFSET",
     "last": "CONSUME_FROM_LAST_OFFSET",
@@ -80,6 +81,8 @@ class ClusterConsumer(Receiver):
         check_retries("max_retries", max_retries)
         check_retry_level("retry_delay_level", retry_delay_level)
         check_seconds("ack_timeout_s", ack_timeout_s)
+        if retry_delay_level == 0 and not ordered:
+            raise NotInCluster(_NOT_AT_ONCE.format("retry_delay_level"))
         selection, begin = Selection.parse(tags), Start.parse(start)
         self._loop, self._on_close, self._pid = loop, on_close, os.getpid()
         self._max_retries, self._retry_delay_level = max_retries, retry_delay_level
@@ -150,7 +153,7 @@ class ClusterConsumer(Receiver):
         if self.ordered and (level is None or level >= 0):
             return self._holdings.again(message, _SUSPEND_S if delay_s is None else delay_s)
         if level == 0:
-            raise NotInCluster("a cluster has no retry at once: delay_level is 1 (1 s) at least, or None, or -1")
+            raise NotInCluster(_NOT_AT_ONCE.format("delay_level"))
         if delay_s is not None:
             raise NotInCluster("a broker delays by its levels: retry(message, delay_level), not delay_s")
         if text:

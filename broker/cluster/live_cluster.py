@@ -150,7 +150,8 @@ class LiveCluster:
         """Make what an application receives with: one member of a consumer group, which shares the topics' queues.
 
         The arguments are those of `LiveStore.consumer`. Raises MessageRejected for a bad name or tags that select
-        nothing, BrokerError for other arguments out of range, ClusterError when no name server or broker answers.
+        nothing, NotInCluster for `retry_delay_level=0` unless it is ordered, BrokerError for other arguments out of
+        range, ClusterError when no name server or broker answers.
         """
         made = observing.receiver(ClusterConsumer)(
             self._settings, self._loop, group, topic, tags=tags, ordered=ordered, start=start, max_retries=max_retries,

@@ -6,7 +6,7 @@ import pytest
 
 import broker
 from broker.cluster.membership import group_member
-from broker.remoting.codes import RequestCode
+from broker.remoting.codes import RequestCode, ResponseCode
 from broker.remoting.command import RemotingCommand
 from tests.backends.clusters import CALL_S, Connected
 from tests.cluster.waiting import awaited
@@ -46,3 +46,33 @@ def test_a_position_that_its_broker_did_not_get_is_written_again(served: Connect
         assert awaited(lambda: lost)
         served.proxy.request = lambda command: command
         assert _stands_at(served, message, 1)
+
+
+def test_a_message_that_cannot_be_sent_back_holds_no_position_up(served: Connected) -> None:
+    """Its broker refuses it: it comes again here, and what follows is written."""
+
+    def refuse(command: RemotingCommand) -> RemotingCommand | None:
+        if command.code != RequestCode.CONSUMER_SEND_MSG_BACK:
+            return command
+        return RemotingCommand(RequestCode.GET_KV_CONFIG, command.opaque)  # answered with another code
+
+    def denied(command: RemotingCommand) -> RemotingCommand | None:
+        is_refused = command.is_response and "KvConfig" in (command.remark or "")
+        return command.answer(ResponseCode.NO_PERMISSION, "no right") if is_refused else command
+
+    served.proxy.request, served.proxy.answer = refuse, denied
+    served.client.producer("plain").send(broker.Message("carts", b"lamp"))
+    with served.client.consumer("billing", "carts", ack_timeout_s=0.1) as consumer:
+        first = consumer.receive(served.soon_s)
+        assert first is not None
+        again = consumer.receive(served.soon_s)
+        assert again is not None
+        assert (again.message_id, again.reconsume_times) == (first.message_id, 1)
+        assert consumer.ack(again)
+        assert _stands_at(served, again, 1)
+
+
+def test_a_retry_at_once_is_refused_before_it_is_needed(served: Connected) -> None:
+    with pytest.raises(broker.NotInCluster, match="no retry at once: retry_delay_level is 1"):
+        served.client.consumer("billing", "carts", retry_delay_level=0)
+    served.client.consumer("billing", "carts", retry_delay_level=0, ordered=True).close()  # it keeps the message

@@ -246,7 +246,22 @@ class GroupMember:
             await asyncio.sleep(COMMIT_S)
             await asyncio.gather(*map(self._commit, self._holdings.held))
             for message in self._holdings.overdue(time.monotonic() - self._ack_timeout_s):
-                await asyncio.to_thread(self._send_back, message)
+                await self._give_back(message)
+
+    async def _give_back(self, message: ReceivedMessage) -> None:
+        """Send back what was in hand for too long; what its broker refuses comes again here."""
+        try:
+            await asyncio.to_thread(self._send_back, message)
+        except BrokerError as error:
+            _log.warning(
+                "group %s: %s was in hand for %g s, and comes again here: %s",
+                self._data.group,
+                message.message_id,
+                self._ack_timeout_s,
+                error,
+                extra=event("delayed-waits", group=self._data.group, topic=message.topic),
+            )
+            self._holdings.again(message, _AFTER_FAILURE_S)
 
     async def _commit(self, held: HeldQueue) -> None:
         position = held.window.position
