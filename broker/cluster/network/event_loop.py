@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import threading
 from collections.abc import Coroutine
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from broker.errors import ClusterError
@@ -21,7 +20,10 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self._pid, self._is_closed = os.getpid(), False
+        self._beginning = threading.Lock()  # what begins, begins before the loop is closed, and is ended with it
         self.loop = asyncio.new_event_loop()
+        self._pool = ThreadPoolExecutor(thread_name_prefix=name)
+        self.loop.set_default_executor(self._pool)
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
@@ -51,22 +53,31 @@ class LoopThread:
     def start(self, work: Coroutine[Any, Any, _T]) -> Future[_T]:
         """Begin a coroutine."""
         try:
-            self.check()
+            self.check()  # first without the lock, which a forked child may have as another thread held it
             if threading.current_thread() is self._thread:
                 raise ClusterError("the cluster's own thread cannot wait for itself: call from another one")
+            with self._beginning:
+                self.check()
+                return asyncio.run_coroutine_threadsafe(work, self.loop)
         except ClusterError:
             work.close()
             raise
-        return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def close(self) -> None:
         """End the loop and what runs in it."""
-        if self._is_closed or self._pid != os.getpid():
+        if self._pid != os.getpid():
             return
-        self._is_closed = True
-        asyncio.run_coroutine_threadsafe(_cancel_all(), self.loop).result(_CLOSE_S)
+        with self._beginning:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            ended = asyncio.run_coroutine_threadsafe(_cancel_all(), self.loop)
+        ended.result(_CLOSE_S)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(_CLOSE_S)
+        waiting = threading.Thread(target=self._pool.shutdown, daemon=True)
+        waiting.start()
+        waiting.join(_CLOSE_S / 2)  # a resolver that hangs is left alone
         if not self._thread.is_alive():
             self.loop.close()
 
@@ -77,5 +88,3 @@ async def _cancel_all() -> None:
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
-    with contextlib.suppress(TimeoutError):  # a resolver that hangs is left alone
-        await asyncio.wait_for(asyncio.get_running_loop().shutdown_default_executor(), _CLOSE_S / 2)
