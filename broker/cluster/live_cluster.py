@@ -151,7 +151,8 @@ class LiveCluster:
 
         The arguments are those of `LiveStore.consumer`. Raises MessageRejected for a bad name or tags that select
         nothing, NotInCluster for `retry_delay_level=0` unless it is ordered, BrokerError for other arguments out of
-        range, ClusterError when no name server or broker answers.
+        range, NotPermitted when a broker does not let the account, or these topics, into the group, ClusterError when
+        no name server or broker answers.
         """
         made = observing.receiver(ClusterConsumer)(
             self._settings, self._loop, group, topic, tags=tags, ordered=ordered, start=start, max_retries=max_retries,

@@ -52,6 +52,12 @@ def test_requests_are_signed(tmp_path: Path) -> None:
                 assert (message.keys, consumer.ack(message)) == (("ä",), True)
             with pytest.raises(broker.NotPermitted, match="has no PUB at topic others"):
                 cluster.producer("web").send(broker.Message("others", b"x"))
+            for group, topics, text in (
+                ("shipping", "orders", "SUB at group shipping"),
+                ("billing", ["orders", "others"], "SUB at topic others"),
+            ):
+                with pytest.raises(broker.NotPermitted, match=f"refused HEART_BEAT .* has no {text}"):
+                    cluster.consumer(group, topics)
         for account in (None, ("orders1", "wrong-secret"), ("nobody", "secret-of-orders")):
             with pytest.raises(broker.NotPermitted, match="refused GET_BROKER_CLUSTER_INFO"):
                 broker.connect(url, acl=account)

@@ -22,7 +22,7 @@ from broker.cluster.network.client import ClusterClient
 from broker.cluster.network.connection import ClientConnection
 from broker.consuming.group.positions import Start
 from broker.consuming.tags import Selection
-from broker.errors import BrokerError
+from broker.errors import BrokerError, NotPermitted
 from broker.log_fields import event
 from broker.message import ReceivedMessage
 from broker.remoting.bodies import ConsumerData, MessageQueue, SubscriptionData
@@ -68,13 +68,18 @@ class GroupMember:
         return self._calls
 
     async def join(self) -> None:
-        """Register at the brokers and take the first queues. Raises ClusterError when no name server answers."""
+        """Register at the brokers and take the first queues.
+
+        Raises ClusterError when no name server answers, NotPermitted when a broker does not let it into the group.
+        """
         routes = {topic: await self._client.routes.route(topic) for topic in self._subscriptions}
         self._before = frozenset(
             queue for topic, route in routes.items() if route is not None for queue in route.readable(topic)
         )
         await self._client.routes.cluster()
-        await self._client.beat()
+        for failure in await self._client.beat():
+            if isinstance(failure, NotPermitted):  # it would wait for its queues without end
+                raise failure
         balanced = await self._rebalance()
         await self._client.start()
         self._client.keep(self._rebalance_on(balanced=balanced))

@@ -121,13 +121,13 @@ class ClusterClient:
             if self._lost and not self._fresh:
                 await asyncio.sleep(_BACK_S)
 
-    async def beat(self) -> None:
-        """A heartbeat to every broker that routes name. What does not answer is tried again later."""
-        await self._beat_to(set(self.routes.masters))
+    async def beat(self) -> list[BrokerError]:
+        """A heartbeat to every broker that routes name. What does not answer is tried again later; why it did not."""
+        return await self._beat_to(set(self.routes.masters))
 
-    async def _beat_to(self, addresses: set[str]) -> None:
+    async def _beat_to(self, addresses: set[str]) -> list[BrokerError]:
         if not self._is_registered or not addresses:
-            return
+            return []
         consumers = () if self.consumer is None else (self.consumer(),)
         body = HeartbeatData(self.client_id, tuple(sorted(self.producer_groups)), consumers).encode()
         failures = await asyncio.gather(*(self._greet(one, body) for one in addresses))
@@ -140,17 +140,18 @@ class ClusterClient:
                     extra=event("heartbeat-failed", peer=address),
                 )
             (self._silent.add if failure else self._silent.discard)(address)
+        return [failure for failure in failures if failure is not None]
 
-    async def _greet(self, address: str, body: bytes) -> str:
+    async def _greet(self, address: str, body: bytes) -> BrokerError | None:
         """One heartbeat; why it failed."""
         try:
             answer = await self.channels.request(address, RequestCode.HEART_BEAT, body=body)
             checked(answer, RequestCode.HEART_BEAT, address)
         except BrokerError as error:
-            return str(error)
+            return error
         self._fresh.discard(address)
         self._lost.discard(address)
-        return ""
+        return None
 
     # The end
 
