@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from broker.cluster.membership.allocation import averagely
 from broker.cluster.membership.group_calls import GroupCalls
@@ -59,6 +59,7 @@ class GroupMember:
         self._notified = asyncio.Event()
         self._started_ms = time.time_ns() // 1_000_000
         self._before: frozenset[MessageQueue] = frozenset()  # the queues that were there when we joined
+        self._failing: set[str | MessageQueue] = set()  # topics and queues whose failure was logged
         client.consumer = lambda: self._data
         client.answers(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, self._members_changed)
         client.answers(RequestCode.GET_CONSUMER_RUNNING_INFO, self._asked_how_it_runs)
@@ -121,9 +122,11 @@ class GroupMember:
         for topic in self._subscriptions:
             try:
                 balanced &= await self._rebalance_topic(topic)
+                self._failing.discard(topic)
             except BrokerError as error:
-                _log.warning(
-                    "group %s, topic %s: the queues stay as they are: %s",
+                self._warn_once(
+                    topic,
+                    "group %s, topic %s: the queues stay as they are, until its brokers answer again: %s",
                     self._data.group,
                     topic,
                     error,
@@ -131,6 +134,12 @@ class GroupMember:
                 )
                 balanced = False
         return balanced
+
+    def _warn_once(self, place: str | MessageQueue, text: str, *arguments: object, extra: Mapping[str, object]) -> None:
+        """Until it succeeds: it is tried every second."""
+        if place not in self._failing:
+            self._failing.add(place)
+            _log.warning(text, *arguments, extra=extra)
 
     async def _rebalance_topic(self, topic: str) -> bool:
         routes = self._client.routes
@@ -173,8 +182,9 @@ class GroupMember:
             try:
                 position = await self._calls.start_offset(queue, self._start_in(queue))
             except BrokerError as error:
-                _log.warning(
-                    "group %s: %s of %s waits: %s",
+                self._warn_once(
+                    queue,
+                    "group %s: %s of %s waits, until its broker says where to begin: %s",
                     self._data.group,
                     queue.topic,
                     queue.broker_name,
@@ -182,6 +192,7 @@ class GroupMember:
                     extra=event("queue-waits", group=self._data.group, topic=queue.topic, queue=queue.queue_id),
                 )
                 continue
+            self._failing.discard(queue)
             held = self._holdings.add(queue, position)
             if self._ordered:
                 held.locked_until_s = time.monotonic() + LOCK_VALID_S

@@ -1,0 +1,46 @@
+"""What a consumer of a cluster logs while its broker does not answer: once, however often it tries."""
+
+from __future__ import annotations
+
+import pytest
+
+import broker
+from broker.cluster.membership import group_member
+from broker.remoting.codes import RequestCode
+from broker.remoting.command import RemotingCommand
+from tests.backends.clusters import Connected
+from tests.cluster.waiting import awaited
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        (RequestCode.GET_CONSUMER_LIST_BY_GROUP, "the queues stay as they are"),
+        (RequestCode.QUERY_CONSUMER_OFFSET, " of broker-a waits"),
+    ],
+)
+def test_queues_that_cannot_be_divided_are_said_once(
+    served: Connected,
+    code: RequestCode,
+    text: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(group_member, "UNBALANCED_S", 0.02)
+    served.client.producer("plain").send(broker.Message("carts", b"lamp"))
+    tries: list[RemotingCommand] = []
+
+    def refuse(command: RemotingCommand) -> RemotingCommand:
+        if command.code != code:
+            return command
+        tries.append(command)
+        return RemotingCommand(RequestCode.GET_KV_CONFIG, command.opaque)  # which lacks its fields
+
+    served.proxy.request = refuse
+    with served.client.consumer("billing", "carts") as consumer:
+        assert awaited(lambda: len(tries) > 15)
+        said = [record.getMessage() for record in caplog.records if text in record.getMessage()]
+        assert said
+        assert len(said) <= 5  # one for each of two topics, or five queues
+        served.proxy.request = lambda command: command
+        assert consumer.receive(served.soon_s) is not None
