@@ -284,6 +284,18 @@ def test_a_reset_reaches_clients_with_their_next_pull(serve: Serve, connect: Con
     assert client.request(Code.QUERY_CONSUMER_OFFSET, asked).ext == {"offset": "0"}
 
 
+def test_a_reset_of_a_queue_that_is_not_there_is_refused(serve: Serve, connect: Connect) -> None:
+    """It would take a place in the table of positions, and stand in every statistic of the group."""
+    client = connect(serve())
+    client.publish("orders", b"x")
+    client.heartbeat(consumer="billing", topics={"orders": "*"})
+    reset = {"topic": "orders", "group": "billing", "timestamp": -1, "isForce": "true", "offset": 0}
+    refused = client.request(Code.INVOKE_BROKER_TO_RESET_OFFSET, reset | {"queueId": 99})
+    assert (refused.code, refused.remark) == (29, "queueId 99 of orders does not exist")
+    assert client.request(Code.INVOKE_BROKER_TO_RESET_OFFSET, reset | {"queueId": 3}).code == 0
+    assert b"99" not in client.request(Code.GET_ALL_CONSUMER_OFFSET).body
+
+
 def test_a_reset_wakes_a_pull_that_is_held(serve: Serve, connect: Connect) -> None:
     client = connect(serve())
     client.publish("orders", b"x")

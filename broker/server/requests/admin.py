@@ -142,7 +142,11 @@ def reset_offsets(context: ServerContext, request: Request) -> RemotingCommand:
     if context.groups.get(header.group) is None:
         raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"the group[{header.group}] does not exist")
     online = context.clients.consumers(header.group) is not None
-    queues = queues_of(context, header.topic) if header.queue_id < 0 else [header.queue_id]
+    queues = queues_of(context, header.topic)
+    if header.queue_id >= 0:
+        if header.queue_id not in queues:
+            raise Refused(ResponseCode.INVALID_PARAMETER, f"queueId {header.queue_id} of {header.topic} does not exist")
+        queues = [header.queue_id]
     placed: list[tuple[dict[str, Any], int]] = []
     for queue_id in queues:
         first, end = queue_range(store, header.topic, queue_id)
