@@ -46,7 +46,7 @@ def update_config(context: ServerContext, request: Request) -> RemotingCommand:
         ours, parse = _SETTINGS[name]
         try:
             changes[ours] = parse(value)
-        except ValueError:
+        except (ValueError, OverflowError):  # the second: of milliseconds beyond what a float holds
             raise Refused(ResponseCode.INVALID_PARAMETER, f"{name} is a number, not {value!r:.40}") from None
     if changes:
         context.settings = replace(context.settings, **changes)
