@@ -123,6 +123,15 @@ def test_what_is_no_account_or_certificate_is_a_sentence() -> None:
             tls_of(wrong)  # type: ignore[arg-type]
 
 
+def test_a_server_without_tls_is_said(tmp_path: Path) -> None:
+    with (
+        broker.open(tmp_path / "store", sync="os", layout=LAYOUT) as store,
+        broker.serve(store, "127.0.0.1:0") as server,
+        pytest.raises(broker.ClusterError, match="Does it speak TLS"),
+    ):
+        broker.connect(f"rocketmq://{server.address}", tls=True)
+
+
 def test_a_forked_child_is_refused(served: Connected) -> None:
     """The connection, its thread and its consumer are the parent's."""
     cluster = served.client

@@ -89,6 +89,11 @@ class Channels:
             raise ClusterError(f"{address} takes no connection within {timeout_s:g} s") from None
         except ssl.SSLError as error:
             raise ClusterError(f"{address}: TLS failed: {error.reason or error}") from None
+        except ConnectionError as error:
+            if tls is not None and not str(error):  # asyncio says nothing of an end in the middle of the handshake
+                text = "TLS failed: it closed the connection. Does it speak TLS? Without it, leave out tls"
+                raise ClusterError(f"{address}: {text}") from None
+            raise ClusterError(f"{address} takes no connection: {error}") from None
         except (OSError, ValueError) as error:
             raise ClusterError(f"{address} takes no connection: {error}") from None
         return made
