@@ -26,6 +26,7 @@ from broker.cluster.publishing.transactions import ClusterTransactions
 from broker.errors import BrokerError, NotInCluster
 from broker.message import ReceivedMessage
 from broker.producer import Producer
+from broker.producing.send_arguments import check_group
 from broker.remoting.routes import TopicRoute
 
 if TYPE_CHECKING:
@@ -190,8 +191,9 @@ class LiveCluster:
     def join(self, group: str) -> None:
         """Be a member of a producer group at every broker, without sending: its checks come here, too.
 
-        Raises ClusterError when no name server answers.
+        Raises MessageRejected for an impossible name, ClusterError when no name server answers.
         """
+        check_group(group)
         self._loop.run(self._join(group))
 
     async def _join(self, group: str) -> None:

@@ -112,7 +112,7 @@ def test_an_address_is_name_servers(url: object, found: tuple[str, ...] | None) 
 
 
 def test_what_is_no_account_or_certificate_is_a_sentence() -> None:
-    for acl in ("key", ("key",), ("key", ""), {"access_key": "k"}, 7):
+    for acl in ("key", ("key",), ("key", ""), {"access_key": "k"}, 7, ("key", "secret", 7)):
         with pytest.raises(broker.BrokerError, match="acl is an account"):
             credentials_of(acl)
     assert "hidden" not in repr(credentials_of({"access_key": "k", "secret_key": "hidden"}))
@@ -130,6 +130,14 @@ def test_a_server_without_tls_is_said(tmp_path: Path) -> None:
         pytest.raises(broker.ClusterError, match="Does it speak TLS"),
     ):
         broker.connect(f"rocketmq://{server.address}", tls=True)
+
+
+@pytest.mark.parametrize("group", ["", "two words", 7])
+def test_an_impossible_group_is_not_joined(served: Connected, group: object) -> None:
+    """Each heartbeat would name it, and be refused as a whole."""
+    with pytest.raises(broker.MessageRejected):
+        served.client.join(group)  # type: ignore[arg-type]
+    served.client.producer("plain").send(broker.Message("carts", b"lamp"))
 
 
 def test_a_forked_child_is_refused(served: Connected) -> None:

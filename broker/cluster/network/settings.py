@@ -60,8 +60,9 @@ def credentials_of(acl: Any) -> SessionCredentials | None:
     if isinstance(acl, Mapping):
         acl = [acl.get("access_key"), acl.get("secret_key"), acl.get("security_token")]
     is_pair = isinstance(acl, Sequence) and not isinstance(acl, str) and 2 <= len(acl) <= 3
-    if not is_pair or not all(isinstance(one, str) and one for one in acl[:2]):
-        raise BrokerError('acl is an account, acl=("access key", "secret key")')
+    is_text = is_pair and all(isinstance(one, str) and one for one in acl[:2])
+    if not is_text or not all(isinstance(one, str | None) for one in acl[2:]):
+        raise BrokerError('acl is an account, acl=("access key", "secret key"), or with a security token')
     return SessionCredentials(*acl)
 
 
