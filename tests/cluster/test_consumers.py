@@ -37,3 +37,19 @@ def test_what_comes_back_is_first_where_that_is_asked_for() -> None:
         taken = [message.body for _ in range(6) if (message := holdings.take()) is not None]
         assert len(taken) == 6
         assert all(body.startswith(b"%RETRY%") for body in taken[:3]) is first
+
+
+def test_large_messages_are_not_all_pulled() -> None:
+    """64 messages of 4 MiB from each queue would fill the memory."""
+    holdings = Holdings(ordered=False)
+    held = holdings.add(MessageQueue("carts", 0, "broker"), 0)
+    bodies = [bytes(6 << 20)] * 3
+    messages = [SimpleNamespace(message_id=str(at), body=body) for at, body in enumerate(bodies)]
+    holdings.put(held, [(at, cast("ReceivedMessage", one)) for at, one in enumerate(messages[:2])], 2)
+    assert not held.is_full
+    holdings.put(held, [(2, cast("ReceivedMessage", messages[2]))], 3)
+    assert held.is_full
+    assert holdings.take() is not None
+    assert not held.is_full
+    holdings.move(held, 0)
+    assert held.ready_bytes == 0

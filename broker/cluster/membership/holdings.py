@@ -20,6 +20,7 @@ from broker.message import ReceivedMessage
 from broker.remoting.bodies import MessageQueue
 
 READY_MAX = 64  # of one queue, pulled and not handed out
+READY_BYTES_MAX = 16 << 20  # of their bodies: no more is pulled. RocketMQ: pullThresholdSizeForQueue, 100 MiB
 OPEN_MAX = 1000  # of one queue, not acknowledged. RocketMQ: pullThresholdForQueue
 
 
@@ -30,6 +31,7 @@ class HeldQueue:
     queue: MessageQueue
     window: Window
     ready: deque[tuple[int, ReceivedMessage]] = field(default_factory=deque)
+    ready_bytes: int = 0
     in_hand: int = 0
     not_before_s: float = 0.0  # an ordered queue pauses after a failure
     locked_until_s: float = math.inf  # of an ordered queue: its lock at the broker
@@ -41,7 +43,8 @@ class HeldQueue:
 
     @property
     def is_full(self) -> bool:
-        return len(self.ready) >= READY_MAX or len(self.window) >= OPEN_MAX
+        is_much = len(self.ready) >= READY_MAX or self.ready_bytes >= READY_BYTES_MAX
+        return is_much or len(self.window) >= OPEN_MAX
 
 
 @dataclass(eq=False)
@@ -101,6 +104,7 @@ class Holdings:
             for queue_offset, message in messages:
                 held.window.fetched(queue_offset)
                 held.ready.append((queue_offset, message))
+                held.ready_bytes += len(message.body)
             held.window.passed(next_offset)
             if messages:
                 self._changed.notify_all()
@@ -113,7 +117,7 @@ class Holdings:
 
     def _forget(self, held: HeldQueue) -> None:
         held.ready.clear()
-        held.in_hand = 0
+        held.ready_bytes = held.in_hand = 0
         self._hands = {name: hand for name, hand in self._hands.items() if hand.held is not held}
 
     def overdue(self, before_s: float) -> list[ReceivedMessage]:
@@ -141,6 +145,7 @@ class Holdings:
 
     def _hand_out(self, held: HeldQueue, now_s: float) -> ReceivedMessage:
         queue_offset, message = held.ready.popleft()
+        held.ready_bytes -= len(message.body)
         held.in_hand += 1
         held.handed_out_ms = _now_ms()
         self._hands[message.message_id] = _Hand(held, queue_offset, message, now_s)
@@ -178,6 +183,7 @@ class Holdings:
             hand.held.in_hand -= 1
             times = hand.message.reconsume_times + 1
             hand.held.ready.appendleft((hand.queue_offset, dataclasses.replace(hand.message, reconsume_times=times)))
+            hand.held.ready_bytes += len(hand.message.body)
             hand.held.not_before_s = time.monotonic() + pause_s
             return True
 
