@@ -76,3 +76,13 @@ def acknowledged(consumer: broker.ClusterConsumer, count: int) -> set[bytes]:
         assert consumer.ack(message)
     assert len(received) == count
     return set(received)
+
+
+def test_an_address_that_cannot_be_is_a_broker_that_does_not_answer(tmp_path: Path) -> None:
+    """A name server may say anything, also a port that no socket takes."""
+    with (
+        NameServer({"broker-a": "127.0.0.1:99999"}) as name_server,
+        broker.connect(f"rocketmq://{name_server.address}") as client,
+        pytest.raises(broker.ClusterError, match="99999 takes no connection"),
+    ):
+        client.producer("plain").send(broker.Message("carts", b"lamp"))
