@@ -17,7 +17,7 @@ from broker.store.read.inventory import Misfit, inventory
 from recovery.scan.kinds import Kinds
 from recovery.scan.records import Records
 from recovery.scan.store_files import StoreFiles
-from recovery.scan.units import UnitFile
+from recovery.scan.units import Ints, UnitFile
 
 _INT_MIN = -(1 << 31)
 
@@ -30,17 +30,25 @@ def misfits_of_store(files: StoreFiles, disk: Disk) -> list[Misfit]:
 def misfits_of_records(records: Records, kinds: Kinds, files: StoreFiles) -> list[Misfit]:
     """The first record that has an entry in a queue that is not built: a batch in a topic of plain queues.
 
-    RocketMQ: BatchConsumeQueue (5.3.3).
+    Or one whose topic cannot name the directory of its queue. RocketMQ: BatchConsumeQueue (5.3.3).
     """
+    without = np.flatnonzero(kinds.without_directory)
+    if len(without):
+        what = "a record whose topic cannot name a directory"
+        return [Misfit(_place(files, records, without), what, "no broker can have written it")]
     known = np.array([topic.decode("utf-8", "replace") in files.batch_topics for topic in kinds.topics], np.bool_)
     batches = np.flatnonzero(records.sys_flags & INNER_BATCH)
     batches = batches[~known[kinds.codes[batches]]] if len(batches) else batches
     if not len(batches):
         return []
-    offset = int(records.offsets[batches[0]])
-    where = f"{files.commitlog_file(offset)} at CommitLog offset {offset}"
     why = "it is delivered from a BatchConsumeQueue, and nothing says that its topic has one"
-    return [Misfit(where, "a record that holds a batch of messages", why)]
+    return [Misfit(_place(files, records, batches), "a record that holds a batch of messages", why)]
+
+
+def _place(files: StoreFiles, records: Records, which: Ints) -> str:
+    """Where the first of these records begins."""
+    offset = int(records.offsets[which[0]])
+    return f"{files.commitlog_file(offset)} at CommitLog offset {offset}"
 
 
 def misfits_of_queue(

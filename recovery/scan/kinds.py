@@ -6,7 +6,9 @@ The meaning comes from `broker.transaction.events`; this module asks it for many
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
+from broker.store.disk.paths import is_topic_directory
 from broker.transaction.events import EVENTS, topic_kind
 from recovery.scan.records import Records
 
@@ -22,3 +24,9 @@ class Kinds:
         self.topic_kinds = np.array(kinds, np.uint8)[self.codes] if len(self.codes) else np.zeros(0, np.uint8)
         self.types = (records.sys_flags & 0xC) >> 2
         self.events = _EVENTS[self.topic_kinds, self.types]
+
+    @property
+    def without_directory(self) -> npt.NDArray[np.bool_]:
+        """Whether the topic of each record cannot name the directory of a queue."""
+        wrong = [not is_topic_directory(topic.decode("utf-8", "replace")) for topic in self.topics]
+        return np.array(wrong, np.bool_)[self.codes] if any(wrong) else np.zeros(len(self.codes), np.bool_)

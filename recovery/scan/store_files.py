@@ -21,7 +21,7 @@ from broker.format.index import HEADER_SIZE, IndexHeader
 from broker.format.statetable import Slot
 from broker.format.topics import BATCH_QUEUE, LMQ_PREFIX, QUEUE_TYPE
 from broker.store.disk.files import Disk, Entry, Missing
-from broker.store.disk.paths import STATE_TABLE
+from broker.store.disk.paths import STATE_TABLE, is_topic_directory
 from broker.store.disk.store_lock import is_held
 from broker.store.read.detect import check_is_store
 from broker.store.read.directory import StoreDirectory
@@ -73,8 +73,8 @@ class StoreFiles:
         self.index_counts = (layout.index_slots, layout.index_items) if layout is not None else None
         topics = self._known_topics()
         self._topics = frozenset(topics) if topics is not None else None
-        of_type = {name for name, topic in (topics or {}).items() if topic.attributes.get(QUEUE_TYPE) == BATCH_QUEUE}
-        self.batch_topics = frozenset((*of_type, *(topic for topic, _ in self.batch_queues())))
+        typed = {name for name, topic in (topics or {}).items() if topic.attributes.get(QUEUE_TYPE) == BATCH_QUEUE}
+        self.batch_topics = frozenset(filter(is_topic_directory, (*typed, *(name for name, _ in self.batch_queues()))))
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], watermark: Watermark | None = None) -> Self:
@@ -257,8 +257,8 @@ class StoreFiles:
         return self.watermark is not None and not self.watermark.is_at_rest
 
     def expects_queue(self, topic: str, queue_id: int) -> bool:
-        """Whether a queue should be there: a topic that was deleted takes its queues along, its records stay."""
-        if topic in self.batch_topics:
+        """Whether a queue should be there: a deleted topic takes its queues along, and one like `..` has none."""
+        if topic in self.batch_topics or not is_topic_directory(topic):
             return False
         if self._is_directory(self._directory.paths.queue(topic, queue_id)):
             return True

@@ -76,6 +76,7 @@ def _implausible(records: Records, kinds: Kinds) -> Iterator[tuple[int, str]]:
         (records.field("queue_id") < 0, "its queue_id is negative"),
         (_wrong_time(records), "its store_timestamp_ms is not a time"),
         (_wrong_compression(records), "its body is not compressed as sys_flag says: no consumer can read it"),
+        (kinds.without_directory, "its topic cannot name a directory: it is empty, too long, or a path"),
         (_nameless_end(records, kinds), "it has the type of an end, which needs a producer group, and names none"),
     ):
         if wrong.any():

@@ -23,6 +23,7 @@ from recovery.repair.salvage import salvage
 from recovery.verify.verifier import verify
 from tests.cli.command import command
 from tests.rebuild.derived_files import on_disk
+from tests.scan.logs import Log, Wanted
 from tests.store.crashed import abandoned
 
 pytestmark = pytest.mark.usefixtures("is_still")
@@ -75,6 +76,20 @@ def test_records_and_units_speak_where_directories_are_gone(
     with pytest.raises(NotUnderstood, match=what):
         rebuild(path, apply=True, broker_is_stopped=True, still_s=0)
     assert on_disk(path) == before
+
+
+@pytest.mark.parametrize("topic", ["{}/elsewhere", "../../elsewhere", "..", "Or/ers", "Or\0ers", "T" * 300])
+def test_a_topic_that_is_a_path_leads_nowhere(topic: str, tmp_path: Path) -> None:
+    """A rebuild once wrote the queue of such a record outside of the store, even without --apply."""
+    log = Log(4096)
+    for name in ("Orders", topic.format(tmp_path)):
+        log.append(Wanted(topic=name))
+    path = log.write(tmp_path / "store")
+    assert "cannot name a directory" in str(rebuild(path).misfits[0])
+    with pytest.raises(NotUnderstood, match=f"at CommitLog offset {list(log.records)[1]} is a record whose topic"):
+        rebuild(path, apply=True, broker_is_stopped=True, still_s=0)
+    assert {one.relative_to(tmp_path).parts[0] for one in tmp_path.rglob("*")} == {"store"}
+    assert {one.name for one in path.iterdir()} <= {"commitlog", "lock"}
 
 
 def test_a_store_of_which_only_the_checkpoint_is_written(

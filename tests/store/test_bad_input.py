@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 import broker
+from broker.format.commitlog import encode, make_record
 from broker.format.consumequeue import Unit
+from broker.format.java import Host
 from broker.store.disk.os_errors import refused
 from tests.store.build import SEGMENT_SIZE, Log, units_of, write_index, write_queue
 from tests.store.permissions import as_nobody
@@ -308,3 +310,22 @@ def test_an_index_that_is_none(tmp_path: Path) -> None:
     said = r"not an index that RocketMQ wrote: .* Run: checkback verify"
     with broker.open(path, read_only=True) as store, pytest.raises(broker.CorruptStore, match=said):
         store.by_key("orders", "key-1")
+
+
+def test_a_log_whose_topic_is_a_path(tmp_path: Path) -> None:
+    """Opening a store writes the queues that its log asks for, and none of them outside of the store."""
+    path, host = tmp_path / "store", Host(bytes(4), 1)
+    with broker.open(path) as store:
+        store.producer("shop", topics=["orders"]).send(broker.Message("orders", b"lamp"))
+        end = store.end_offset
+    topic = f"{tmp_path}/elsewhere"
+    times = {"born_timestamp_ms": 1, "store_timestamp_ms": 1}
+    record = make_record(topic, b"lamp", born_host=host, store_host=host, commitlog_offset=end, **times)
+    with (path / "commitlog" / f"{0:020}").open("r+b") as log:
+        log.seek(end)
+        log.write(encode(record, record_crc=True))
+    for name in ("control", "checkpoint"):
+        (path / "checkback" / name).unlink()
+    with pytest.raises(broker.CorruptStore, match=r"can have no directory for the topic .* checkback verify"):
+        broker.open(path)
+    assert os.listdir(tmp_path) == ["store"]

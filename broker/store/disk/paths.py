@@ -17,6 +17,9 @@ STATE_TABLE, HALF_OP = "state-table", "half-op"  # engines of transactions, see 
 PARTS = ("commitlog", "consumequeue", "index", "checkpoint", "abort", "config", "transaction")
 
 
+_NAME_SIZE_MAX = 255  # bytes of a name of a file or directory, on Linux
+
+
 @dataclass(frozen=True, slots=True)
 class Paths:
     """The names under one store directory."""
@@ -264,5 +267,6 @@ def _absolute(text: str) -> str:
 
 
 def is_topic_directory(topic: str) -> bool:
-    """Whether a topic can name a directory: the name comes from the caller, and `..` would leave the store."""
-    return topic not in ("", ".", "..") and "/" not in topic and "\0" not in topic
+    """Whether a topic can name a directory: it comes from a caller or a record, and `..` would leave the store."""
+    is_name = topic not in ("", ".", "..") and "/" not in topic and "\0" not in topic
+    return is_name and len(topic.encode(errors="surrogatepass")) <= _NAME_SIZE_MAX

@@ -12,13 +12,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 
+from broker.errors import CorruptStore
 from broker.format.consumequeue import UNIT_SIZE
 from broker.format.redolog import PREPARED_TAG
 from broker.format.statetable import SLOT_SIZE, Slot
 from broker.format.sysflag import TransactionType
 from broker.format.topics import SCHEDULE_TOPIC, deliver_time_ms, parse_delay_levels
 from broker.store.disk.files import Disk, Missing
-from broker.store.disk.paths import Paths
+from broker.store.disk.paths import Paths, is_topic_directory
 from broker.store.read.layout import StoreLayout
 from broker.store.shared.control import ControlPage, Word
 from broker.store.shared.directory_swap import finish_swap
@@ -78,6 +79,10 @@ class Dispatcher:
         found = self.queues.get(cell)
         if found is None:
             topic, queue_id = self.cells.queue(cell)
+            if not is_topic_directory(topic):  # a log that another program wrote is replayed, too
+                text = f"{self._paths.consumequeue} can have no directory for the topic {topic!r:.80} of a record"
+                text = f"{text}: no broker can have written it. Run: checkback verify {self._paths.store}"
+                raise CorruptStore(text, path=self._paths.consumequeue)
             directory, beside = self._paths.queue(topic, queue_id), self._paths.begun(f"queue-{cell}")
             found = self.queues[cell] = UnitQueue(self._disk, directory, self._layout.consume_queue_bytes, beside)
         return found
