@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow.fs as pafs
 
 from broker.errors import StoreError
+from broker.store.disk.os_errors import FULL, not_written
 from broker.store.read.detect import check_outside_stores
 from broker.transaction.events import TransactionState
 from recovery.pipeline.joins import PartitionResult
@@ -59,7 +60,7 @@ def write_transaction_files(
 ) -> TransactionFiles:
     """Write the rows to the directory `out` and then the manifest: what fails leaves nothing behind.
 
-    Raises StoreError as `check_out` does.
+    Raises StoreError as `check_out` does, and StoreFull where there is no room.
     """
     check_out(path, out)
     started = time.monotonic()
@@ -71,12 +72,21 @@ def write_transaction_files(
         context = inspected.context(with_rows=True, now_ms=now_ms, directory=f"{_absolute(out)}/{_TEMPORARY}")
         results = join_transactions(executor, inspected, context)
         written = _manifest(inspected, results, path, out, started)
-    except BaseException:
+        _complete(filesystem, directory, results, written)
+    except BaseException as error:
         with suppress(FileNotFoundError):  # it may be the directory that could not be made
             filesystem.delete_dir(directory)
+        if isinstance(error, OSError) and error.errno in FULL:  # PyArrow's names no file
+            raise not_written(OSError(error.errno, os.strerror(error.errno)), out) from error
         raise
     finally:
         executor.close()
+    return written
+
+
+def _complete(filesystem: Any, directory: str, results: list[PartitionResult], written: TransactionFiles) -> None:
+    """Give the files of the tasks their names, and write the manifest."""
+    temporary = f"{directory}/{_TEMPORARY}"
     files = [result.file for result in results if result.file is not None]
     for number, name in enumerate(files):
         filesystem.move(f"{temporary}/{name}", f"{directory}/part-{number:05}.parquet")
@@ -84,7 +94,6 @@ def write_transaction_files(
     with filesystem.open_output_stream(f"{temporary}.json") as file:
         file.write(json.dumps(written.as_json(), indent=2).encode() + b"\n")
     filesystem.move(f"{temporary}.json", f"{directory}/{MANIFEST}")
-    return written
 
 
 def check_out(path: str, out: str) -> None:

@@ -86,14 +86,14 @@ def test_a_page_goes_to_a_pipe(store: Path) -> None:
     assert ran.out.startswith("<!doctype html>")
 
 
-@pytest.mark.parametrize("verb", ["copy", "export", "report", "salvage"])
+@pytest.mark.parametrize("verb", ["copy", "export", "report", "salvage", "transactions"])
 def test_without_room_the_sentence_says_so_and_nothing_stays(store: Path, verb: str) -> None:
     """A limit on the size of files stands for a full disk."""
     out = store.parent / "out"
     words = [verb, store, out, *(["--topic", "orders"] if verb == "export" else [])]
     line = [sys.executable, "-m", "recovery.cli", *map(str, words)]
     values = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
-    limited = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))  # noqa: E731 - one line, used once
+    limited = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2048, 2048))  # noqa: E731 - one line, used once
     ran = subprocess.run(line, capture_output=True, text=True, check=False, env=values, preexec_fn=limited)
     assert ran.returncode == 2, ran.stderr
     assert "does not fit" in ran.stderr

@@ -18,7 +18,7 @@ class NotSupported(StoreError):
 
 
 # No block left, no quota left, a larger file than this process may have. macOS lacks some of the names.
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 _DEPTH = 6  # how far a file lies below its store at most
@@ -48,7 +48,7 @@ def closed_store(path: str) -> StoreError:
 
 def not_written(error: OSError, path: str) -> StoreError:
     """Why what a person wanted written is not there, such as a copy or an export: StoreFull when there is no room."""
-    if error.errno not in _FULL:
+    if error.errno not in FULL:
         return refused(error, path)
     free = free_bytes(path)
     room = {
@@ -62,7 +62,7 @@ def not_written(error: OSError, path: str) -> StoreError:
 def refused(error: OSError, path: str, needed_bytes: int = 0) -> StoreError:
     """Why a file or directory cannot be written, with a next step."""
     reason = error.strerror or str(error)
-    if error.errno in _FULL:
+    if error.errno in FULL:
         return full(error, path, needed_bytes)
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return Missing(f"{path}: there is no such file or directory", path=path)
