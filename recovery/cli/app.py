@@ -245,6 +245,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except KeyboardInterrupt:
         warn("Interrupted.")
         sys.exit(INTERRUPTED)
+    except OSError:  # of click: it cannot write how the command is used
+        sys.exit(USAGE)
     sys.exit(WELL)
 
 

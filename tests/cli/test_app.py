@@ -347,6 +347,8 @@ def test_output_that_nobody_takes(golden: Golden) -> None:
     assert (head.code, head.err, len(head.out.splitlines())) == (141, "", 1)
     full = process("dump", path, into="> /dev/full")
     assert (full.code, full.err) == (2, "checkback: No space left on device\n")
+    for words in (["info", path / "none"], ["info"], ["no-such-verb"]):
+        assert process(*words, into="2> /dev/full").code == 2, "1 would be findings"
     closed = process("info", path, into=">&-")
     assert (closed.code, closed.err) == (0, "")
 

@@ -100,7 +100,8 @@ def print_json_list(values: Iterable[Any]) -> None:
 
 
 def warn(sentence: str) -> None:
-    print(f"checkback: {printable(sentence)}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # a log on a full disk: the exit code says it nevertheless
+        print(f"checkback: {printable(sentence)}", file=sys.stderr, flush=True)
 
 
 def print_entry(entry: DumpEntry, as_hex: bool) -> None:
