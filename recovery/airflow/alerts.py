@@ -10,11 +10,12 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from http.client import HTTPException
 from typing import Any
 
 from airflow.sdk import BaseNotifier, Context
 
-from recovery.airflow.versions import BaseHook
+from recovery.airflow.versions import AirflowException, BaseHook
 
 _TIMEOUT_S = 10.0
 _SCHEMES = ("http", "https")
@@ -35,11 +36,18 @@ class StoreAlert(BaseNotifier):
         self.store, self.connection, self.text = store, connection, text
 
     def notify(self, context: Context) -> None:
-        """Say it. An alert that cannot be delivered is itself an error in the log."""
+        """Say it. An alert that cannot be delivered is itself an error in the log, and nothing else.
+
+        Airflow fails a task that asks a person when its notifier raises: nobody could approve while the hook is down.
+        """
         alert = self.alert(context)
         self.log.error("%s", alert["text"])
-        if self.connection:
+        if not self.connection:
+            return
+        try:
             post(self.connection, alert)
+        except (OSError, ValueError, HTTPException, AirflowException) as error:
+            self.log.error("the alert cannot be delivered by %s: %s", self.connection, error)  # noqa: TRY400
 
     def alert(self, context: Context) -> dict[str, Any]:
         """What is said."""

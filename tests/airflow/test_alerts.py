@@ -103,6 +103,19 @@ def test_a_question_is_announced(listener: Callable[..., list[dict[str, Any]]]) 
     assert "an answer is needed, 'Recover shop after a crash?'" in got[0]["text"]
 
 
+@pytest.mark.parametrize("host", [None, "127.0.0.1:1", "ftp://127.0.0.1", "a b"])
+def test_an_alert_that_cannot_be_delivered_stops_no_question(host: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No such connection, nobody listens, no URL of http: an error in the log, and the person is asked."""
+    if host:
+        monkeypatch.setenv("AIRFLOW_CONN_DEAF", json.dumps({"conn_type": "http", "host": host}))
+    said: list[str] = []
+    alert = ApprovalAlert(store="shop", connection="deaf")
+    monkeypatch.setattr(alert.log, "error", lambda text, *values: said.append(text % values))
+    alert(context(task=type("Task", (), {"subject": "Recover shop after a crash?", "body": ""})()))
+    assert "an answer is needed" in said[0]
+    assert "the alert cannot be delivered by deaf: " in said[1]
+
+
 def test_a_late_run_is_an_alert(listener: Callable[..., list[dict[str, Any]]]) -> None:
     """What a deadline of Airflow's calls."""
     got = listener("oncall")
