@@ -15,6 +15,7 @@ from typing import Any
 
 from airflow.sdk import BaseNotifier, Context
 
+from recovery.airflow.hook import http_address
 from recovery.airflow.versions import AirflowException, BaseHook
 
 _TIMEOUT_S = 10.0
@@ -92,18 +93,14 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 def post(conn_id: str, alert: Mapping[str, Any]) -> None:
     """One POST of JSON to a connection of type http.
 
-    Raises OSError when it is not taken, ValueError for a URL of another scheme.
+    Raises OSError when it is not taken, ValueError for a URL of another scheme or without a host.
     """
     connection = BaseHook.get_connection(conn_id)
-    host = connection.host or ""
-    url = host if "://" in host else f"{connection.schema or 'http'}://{host}"
+    url = http_address(connection)
     if url.partition("://")[0].lower() not in _SCHEMES:
         raise ValueError(
             f"the connection {conn_id} leads to {url.partition('://')[0]}:, and alerts go to http(s) alone"
         )
-    if connection.port:
-        url = f"{url}:{connection.port}"
-    url += str(connection.extra_dejson.get("endpoint", ""))
     headers = {"Content-Type": "application/json"}
     if connection.login:
         user = f"{connection.login}:{connection.password or ''}"

@@ -7,6 +7,7 @@ AIRFLOW_CONN_SHOP='{"conn_type": "checkback", "extra": {"path": "/srv/shop.store
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit
@@ -21,6 +22,7 @@ NAMES = ("path", "catalog", "resolver", "resolvers", "policy")
 SPARK_CONNECTION = "checkback_spark"
 AIRFLOWS_SPARK = "spark_default"  # Airflow makes it by itself, for a master that nobody has
 _JSON = ("resolvers", "policy")
+_IPV6 = re.compile(r"[0-9A-Fa-f.]*(?::[0-9A-Fa-f.]*){2,}")
 _DRIVERS = {"postgres": "postgresql+psycopg", "mysql": "mysql+pymysql", "sqlite": "sqlite"}
 
 
@@ -136,13 +138,25 @@ def database_url(conn_id: str) -> str:
 def http_url(conn_id: str) -> str:
     """The URL of a connection of type http: host, schema and port, and `endpoint` of its extra. Raises BadSettings."""
     connection = BaseHook.get_connection(conn_id)
+    return http_address(connection, _userinfo(connection))
+
+
+def http_address(connection: Any, userinfo: str = "") -> str:
+    """Where a connection of type http leads, without its login unless `userinfo` is it. Raises BadSettings.
+
+    A path may follow the host, and `endpoint` may begin without a slash: it is never part of the host's name.
+    """
     host = connection.host or ""
     if not host:
-        raise BadSettings(f"the connection {conn_id} has no host")
-    scheme, _, name = host.rpartition("://")
-    place = f"{name}:{connection.port}" if connection.port else name
+        raise BadSettings(f"the connection {connection.conn_id} has no host")
+    usual = "https" if connection.conn_type == "https" else "http"  # as AIRFLOW_CONN_ONCALL=https://… is read
+    scheme, _, rest = host.rpartition("://")
+    name, slash, path = rest.partition("/")
     endpoint = str(connection.extra_dejson.get("endpoint", ""))
-    return f"{scheme or connection.schema or 'http'}://{_userinfo(connection)}{place}{endpoint}"
+    if endpoint and not endpoint.startswith(("/", "?")):
+        endpoint = f"/{endpoint}"
+    whole = f"{slash}{path}".rstrip("/") + endpoint if endpoint else f"{slash}{path}"
+    return f"{scheme or connection.schema or usual}://{userinfo}{_place(name, connection.port)}{whole}"
 
 
 def spark_connection(engine: str) -> tuple[str | None, dict[str, str]]:
@@ -164,6 +178,12 @@ def spark_connection(engine: str) -> tuple[str | None, dict[str, str]]:
             found = {"spark.authenticate": "true", "spark.authenticate.secret": connection.password, **found}
         return master, found
     return None, {}
+
+
+def _place(host: str, port: int | None) -> str:
+    """HOST:PORT; an address of IPv6 stands in brackets."""
+    name = f"[{host}]" if _IPV6.fullmatch(host) else host
+    return f"{name}:{port}" if port else name
 
 
 def _userinfo(connection: Any) -> str:

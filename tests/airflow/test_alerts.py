@@ -10,8 +10,10 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
+from airflow.sdk import Connection
 
 from recovery.airflow.alerts import ApprovalAlert, StoreAlert, deadline_missed, post
+from recovery.airflow.hook import http_address
 from recovery.airflow.settings import StoreSettings
 from recovery.airflow.versions import HAS_APPROVALS, AirflowFailException
 from recovery.airflow.workflows.wiring import answering
@@ -81,6 +83,26 @@ def test_an_alert_goes_to_http_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_ONCALL", json.dumps({"conn_type": "http", "host": "file:///etc/passwd"}))
     with pytest.raises(ValueError, match=r"leads to file:"):
         post("oncall", {"text": "x"})
+
+
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [
+        ({"host": "hooks.example", "extra": '{"endpoint": "services/T0"}'}, "http://hooks.example/services/T0"),
+        ({"host": "hooks.example", "extra": '{"endpoint": "?token=1"}'}, "http://hooks.example?token=1"),
+        ({"host": "https://hooks.example/services", "port": 8443}, "https://hooks.example:8443/services"),
+        (
+            {"host": "https://hooks.example/a/", "port": 8443, "extra": '{"endpoint": "b"}'},
+            "https://hooks.example:8443/a/b",
+        ),
+        ({"host": "::1", "port": 8080, "extra": '{"endpoint": "/x"}'}, "http://[::1]:8080/x"),
+        ({"host": "hooks.example", "conn_type": "https"}, "https://hooks.example"),
+        ({"host": "hooks.example", "schema": "https"}, "https://hooks.example"),
+    ],
+)
+def test_a_connection_leads_to_its_own_host(given: dict[str, Any], url: str) -> None:
+    """An endpoint without a slash made another host of it, which got the alert and the login."""
+    assert http_address(Connection(conn_id="oncall", **{"conn_type": "http", **given})) == url
 
 
 def test_a_failure_without_a_message_still_says_something(listener: Callable[..., list[dict[str, Any]]]) -> None:
