@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote, urlencode, urlsplit
 
 from recovery.airflow.settings import BadSettings
 from recovery.airflow.versions import AirflowNotFoundException, BaseHook, mask
@@ -118,7 +118,8 @@ def database_url(conn_id: str) -> str:
     """The SQLAlchemy URL of a database's connection.
 
     It is the connection's password, if that is a URL; else it is made of host, schema, login and password, with the
-    driver of the connection's type, or the one that `driver` in its extra names. Raises BadSettings.
+    driver of the connection's type, or the one that `driver` in its extra names; for PostgreSQL with what the extra
+    says about TLS (`sslmode` and its like). Raises BadSettings.
     """
     connection = BaseHook.get_connection(conn_id)
     if "://" in (connection.password or ""):
@@ -131,8 +132,11 @@ def database_url(conn_id: str) -> str:
             f"is of type {connection.conn_type}; it needs one of {known}, a driver in its extra, or a URL as password"
         )
         raise BadSettings(f"the connection {conn_id} names no database: it {text}")
-    place = f"{connection.host or ''}:{connection.port}" if connection.port else connection.host or ""
-    return f"{driver}://{_userinfo(connection)}{place}/{connection.schema or ''}"
+    if driver.startswith("sqlite"):  # a file: Airflow has its path as host, and as schema where the connection is a URI
+        return f"{driver}:///{connection.host or connection.schema or ''}"
+    place = f"{_userinfo(connection)}{_place(connection.host or '', connection.port)}"
+    tls = {name: value for name, value in extra.items() if name.startswith("ssl")} if "postgres" in driver else {}
+    return f"{driver}://{place}/{connection.schema or ''}{f'?{urlencode(tls)}' if tls else ''}"
 
 
 def http_url(conn_id: str) -> str:

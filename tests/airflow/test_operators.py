@@ -15,7 +15,7 @@ import broker
 from recovery.airflow import approval, operators
 from recovery.airflow.approval import AskOperator
 from recovery.airflow.assets import verified
-from recovery.airflow.hook import spark_connection
+from recovery.airflow.hook import database_url, spark_connection
 from recovery.airflow.operators import CheckBackOperator, NoFindingsOperator, VerifyOperator, question
 from recovery.airflow.sensors import MessageSensor
 from recovery.airflow.versions import AirflowFailException, AirflowSkipException
@@ -120,6 +120,24 @@ def test_passwords_come_from_connections_and_are_rendered_nowhere(
     assert SECRET not in kept
     assert quote(SECRET, safe="") not in kept
     assert not {"ledger", "resolver", "resolvers", "catalog"} & set(CheckBackOperator.template_fields)
+
+
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [
+        ('{"conn_type": "sqlite", "host": "/srv/shop.db"}', "sqlite:////srv/shop.db"),
+        ("sqlite:////srv/shop.db", "sqlite:////srv/shop.db"),
+        (
+            '{"conn_type": "postgres", "host": "::1", "port": 5432, "schema": "shop"}',
+            "postgresql+psycopg://[::1]:5432/shop",
+        ),
+        ("postgresql://db/shop?sslmode=verify-full", "postgresql+psycopg://db/shop?sslmode=verify-full"),
+    ],
+)
+def test_a_ledgers_connection_is_read_as_by_airflow(given: str, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file of SQLite is the host, and TLS that was asked for is not left out."""
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP_DB", given)
+    assert database_url("shop_db") == url
 
 
 def test_a_message_between_two_attempts_is_not_lost(tmp_path: Path) -> None:
