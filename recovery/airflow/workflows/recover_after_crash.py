@@ -33,7 +33,7 @@ from recovery.airflow.operators import (
 )
 from recovery.airflow.settings import StoreSettings
 from recovery.airflow.triggers import CrashTrigger
-from recovery.airflow.workflows.wiring import answering, ask_param, engine_pool, shared
+from recovery.airflow.workflows.wiring import answering, ask_param, asked_first, engine_pool, shared
 
 
 def make(store: StoreSettings, **overrides: Any) -> DAG:
@@ -41,7 +41,7 @@ def make(store: StoreSettings, **overrides: Any) -> DAG:
     wiring = {"schedule": schedule(store), **shared(store, "recover_after_crash", within=timedelta(minutes=30))}
     with DAG(**{"doc_md": __doc__, "params": {"ask": ask_param(store)}, **wiring, **overrides}) as dag:
         target = store.target()
-        plan = PlanRecoveryOperator(task_id="plan", ask="{{ params.ask }}", take_over=store.take_over, **target)
+        plan = PlanRecoveryOperator(task_id="plan", ask=asked_first(store.ask), take_over=store.take_over, **target)
         approve = AskOperator(
             task_id="approve",
             question="{{ ti.xcom_pull('plan')['question'] }}",

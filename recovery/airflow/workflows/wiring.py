@@ -76,6 +76,14 @@ def engine_pool(store: StoreSettings) -> dict[str, Any]:
     return {"pool": store.pool} if store.pool else {}
 
 
+def asked_first(must: bool) -> bool | str:
+    """Whether a person approves: always where the settings want it, else as the form says.
+
+    By the form alone each user who may start the DAG could do without the person whom the settings name.
+    """
+    return must or "{{ params.ask }}"
+
+
 def ask_param(store: StoreSettings) -> Param:
     """The tick box of a form: whether a person approves before anything is changed."""
     return Param(store.ask, type="boolean", title="Ask first", description="Wait for approval before anything changes.")
