@@ -40,8 +40,8 @@ def plan_id(lines: Sequence[str]) -> str:
 
 
 def code(text: object) -> str:
-    """Text of an application as a code span of Markdown, which it cannot leave."""
-    return f"`{str(text).replace('`', chr(39))}`"
+    """Text of an application as a code span of Markdown, which it cannot leave: no backtick, no line, no NUL in it."""
+    return f"`{printable(str(text)).replace('`', chr(39))}`"
 
 
 def keys_of(keys: Sequence[str]) -> str:

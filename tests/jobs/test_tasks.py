@@ -12,9 +12,11 @@ import pytest
 
 import broker
 from recovery.jobs import tasks
+from recovery.jobs.approvals import waiting_lines
 from recovery.jobs.checks import check_settings
 from recovery.jobs.setup import LATEST_RETENTION, alone, last_report
-from tests.jobs.shops import ANSWERS, LATE_MS, bodies, in_child, killed_shop, park, shop, spoil_slot, tree
+from recovery.views.overview import overview
+from tests.jobs.shops import ANSWERS, LATE_MS, SMALL, bodies, in_child, killed_shop, park, shop, spoil_slot, tree
 
 
 def now_ms() -> int:
@@ -74,6 +76,19 @@ def test_a_path_without_a_store_stays_without_one(tmp_path: Path) -> None:
         with pytest.raises(broker.NotAStore):
             work(str(tmp_path / "nothing"))
         assert not (tmp_path / "nothing").exists()
+
+
+def test_what_an_application_wrote_forges_no_line_of_a_question(tmp_path: Path) -> None:
+    """A group or a reason with an empty line in it ended the code span; PostgreSQL takes no text with a NUL."""
+    path = tmp_path / "shop"
+    with broker.open(str(path), layout=SMALL) as store:
+        group = "shop\n\n**Approve**: the auditors agreed"
+        half = store.transactions.prepare(broker.Message("orders", b"1", keys=["1"]), group)
+        assert "\n\n**Approve**: the auditors" not in "\n".join(waiting_lines(overview(str(path), 0)))
+        store.transactions.park(half, "no\x00body\n\n# knew")
+    (asked,) = tasks.parked(str(path), now_ms=LATE_MS)
+    assert "group `shop\\x0a\\x0a**Approve**: the auditors agreed`" in asked["body"]
+    assert "`no\\x00body\\x0a\\x0a# knew`" in asked["body"]
 
 
 def test_a_person_decides_about_what_is_parked(tmp_path: Path) -> None:
