@@ -9,6 +9,7 @@ RocketMQ asks a connected producer of the group: DefaultMQProducerImpl.checkTran
 
 from __future__ import annotations
 
+import functools
 import importlib
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -56,18 +57,14 @@ class CallableResolver:
         `answer_within_s` is in seconds. Raises BrokerError when there is none, and for what is not a function of an
         application.
         """
-        if ":" not in name:
-            found = entry_points(group=ENTRY_POINTS, name=name)
-            if not found:
-                raise BrokerError(f"no entry point {name!r} in the group {ENTRY_POINTS}; a path is module:function")
-            return cls(next(iter(found)).load(), name, answer_within_s=answer_within_s)
-        module, _, attribute = name.partition(":")
         try:
-            value: Any = importlib.import_module(module)
-            for part in attribute.split("."):
-                value = getattr(value, part)
+            value = _imported(name)
+        except BrokerError:
+            raise
         except (ImportError, AttributeError) as error:
             raise BrokerError(f"{name} cannot be loaded: {error}") from error
+        except (Exception, SystemExit) as error:  # a module runs at its import; one that exits would end this process
+            raise BrokerError(f"{name} cannot be loaded: {type(error).__name__}: {error}") from error
         asked = getattr(value, "check_local_transaction", value)
         if not callable(asked) or isinstance(asked, BuiltinFunctionType):  # as os:system, which knows no transaction
             raise BrokerError(f"{name} is not a function of an application and has no check_local_transaction")
@@ -89,6 +86,16 @@ class CallableResolver:
         if outcome is None:
             return Answer(Outcome.UNKNOWN, f"{self._name} answered {answer!r:.80}, which means nothing")
         return Answer(outcome, f"{self._name} answered {outcome.value}")
+
+
+def _imported(name: str) -> Any:
+    if ":" not in name:
+        found = entry_points(group=ENTRY_POINTS, name=name)
+        if not found:
+            raise BrokerError(f"no entry point {name!r} in the group {ENTRY_POINTS}; a path is module:function")
+        return next(iter(found)).load()
+    module, _, attribute = name.partition(":")
+    return functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
 
 
 class Router:

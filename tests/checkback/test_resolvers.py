@@ -98,6 +98,22 @@ def test_what_cannot_be_loaded_is_a_sentence(name: str) -> None:
         CallableResolver.load(name)
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [("1 / 0", "ZeroDivisionError: division by zero"), ("raise SystemExit(3)", "SystemExit: 3"), ("(", "SyntaxError")],
+)
+def test_a_module_that_fails_at_its_import_is_a_sentence(
+    text: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exit in it ended the command, with the module's own code: 3 means here that the store is taken."""
+    (tmp_path / "fails_at_import.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(BrokerError, match=f"fails_at_import:f cannot be loaded: {why}"):
+        CallableResolver.load("fails_at_import:f")
+    with pytest.raises(BrokerError, match=":f cannot be loaded: ValueError"):
+        CallableResolver.load(":f")
+
+
 def test_an_entry_point_is_loaded(question: Question, monkeypatch: pytest.MonkeyPatch) -> None:
     found = EntryPoint("orders", f"{__name__}:was_saved", resolvers.ENTRY_POINTS)
     monkeypatch.setattr(resolvers, "entry_points", lambda **named: EntryPoints([found]).select(**named))
