@@ -7,6 +7,7 @@ AIRFLOW_CONN_SHOP='{"conn_type": "checkback", "extra": {"path": "/srv/shop.store
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -78,6 +79,13 @@ class CheckbackHook(BaseHook):
         if not found["path"]:
             text = f"the connection {self.checkback_conn_id} names no store: give it a path, the directory of the store"
             raise BadSettings(text)
+        for name in ("path", "catalog", "resolver"):
+            if not isinstance(found[name] or "", str):
+                where = f"{name} of connection {self.checkback_conn_id}"
+                raise BadSettings(f"{where} is a text, not {found[name]!r:.40}")
+        if not os.path.isabs(found["path"]):
+            text = f"the connection {self.checkback_conn_id} has the path {found['path']!r:.60}: give the whole path"
+            raise BadSettings(f"{text}, from / on, since each process of Airflow has a working directory of its own")
         for name in _JSON:
             value = found[name]
             if isinstance(value, str):

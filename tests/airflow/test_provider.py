@@ -153,6 +153,14 @@ def test_what_is_wrong_with_a_connection_is_said(connection: Callable[..., str],
         _ = CheckbackHook(connection("wrong", path=tmp_path, policy="{")).settings
     with pytest.raises(AirflowNotFoundException):
         _ = CheckbackHook("nobody_made_this").path
+    for name, value, why in (
+        ("path", "shop.store", "has the path 'shop.store': give the whole path, from / on"),
+        ("path", 7, "path of connection other is a text, not 7"),
+        ("resolver", 7, "resolver of connection other is a text, not 7"),
+    ):
+        hook = CheckbackHook(connection("other", **{"path": tmp_path, name: value}))
+        works, said = hook.test_connection()
+        assert (works, why in said) == (False, True), said
 
 
 def test_the_plugin_costs_next_to_nothing() -> None:
