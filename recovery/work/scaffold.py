@@ -40,6 +40,7 @@ def make_application(directory: str) -> Iterator[str]:
     yield ""
     yield "Next:"
     yield f"  cd {directory}"
+    yield "  pip install pytest                      checkback brings its fixtures, and not pytest itself"
     yield "  python -m pytest                        its tests; one kills the workers"
     yield f"  python {name}.py lamp chair               place two orders"
     yield f"  checkback work {name}:app --processes 2   charge them; Ctrl-C stops it"

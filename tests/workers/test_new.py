@@ -50,6 +50,15 @@ def test_the_application_runs_and_its_tests_pass(
     assert done.returncode == 0, done.stderr
 
 
+def test_the_next_steps_need_nothing_that_checkback_does_not_bring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The extra `sql` has no pytest, so it is installed before it is run."""
+    monkeypatch.chdir(tmp_path)
+    for steps in (command(capsys, "new", "bakery").out, (tmp_path / "bakery" / "README.md").read_text()):
+        assert steps.index("pip install pytest") < steps.index("python -m pytest")
+
+
 @pytest.mark.parametrize("name", ["Shop", "my-shop", "2shop", "broker", ".", "class", "test", "queue", "sqlalchemy"])
 def test_a_name_that_is_not_a_module_is_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
