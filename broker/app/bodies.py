@@ -13,15 +13,16 @@ import contextlib
 import dataclasses
 import enum
 import functools
+import json
 import math
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast, get_origin
 
 from broker.app.cloud_events import content_type, schema_version
-from broker.app.json_values import Build, builder, fields_of, from_json, is_pydantic, resolved, to_json
+from broker.app.json_values import Build, builder, fields_of, is_pydantic, resolved, to_json
 from broker.errors import BodyError, BrokerError, MessageRejected, shown
 
 _STARS = b"*****"
@@ -143,6 +144,9 @@ class TopicBody:
         """Raises BodyError for a body that does not decode, MessageRejected for one that lost a part of its value."""
         read, is_made = _read(body, media_type.partition(";")[0], wanted)
         found = read if is_made else decoder(wanted)(read, "body")
+        if misread := _misread(wanted, value, found):
+            step = "let the types of a union differ in JSON, as by a field kind: Literal['paid']"
+            raise MessageRejected(f"the topic takes {_name(wanted)}, and its handlers would read {misread}: {step}")
         is_hidden = _STARS in body
         if not is_hidden and not (is_pydantic(type(value)) and b"null" in body):
             return
@@ -183,6 +187,21 @@ def encode(value: Any) -> tuple[bytes, str]:
     if isinstance(value, type) and dataclasses.is_dataclass(value):
         raise MessageRejected(f"the body is the class {value.__name__}, not an object of it")
     return to_json(value), JSON
+
+
+def from_json(body: bytes) -> Any:
+    """The value in a JSON text. Raises BodyError."""
+    try:
+        return _DECODER.decode(body.decode())
+    except (ValueError, RecursionError) as error:
+        raise BodyError(f"the body is not JSON: {error}") from None
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON value")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_constant)  # made once: json.loads would make one for each body
 
 
 def check_body_type(hint: Any) -> None:
@@ -257,6 +276,27 @@ def alternatives(hint: Any) -> list[Any]:
 def _is_textual(hint: Any) -> bool:
     """Whether plain text may be a value of a type."""
     return (isinstance(hint, type) and issubclass(hint, str)) or get_origin(hint) is typing.Literal
+
+
+def _misread(hint: Any, value: Any, found: Any) -> str:
+    """What a value of a union would be read as: another of its types, of the same form in JSON. Empty: as itself."""
+    if found == value:
+        return ""
+    options = alternatives(resolved(hint))
+    kinds = [get_origin(one) or one for one in options]
+    if type(found) is not type(value):
+        return f"this {type(value).__name__} as {type(found).__name__}" if type(value) in kinds else ""
+    pairs: Iterable[tuple[Any, Any, Any]] = ()
+    if dataclasses.is_dataclass(value):
+        of_fields = fields_of(cast(Any, type(value))).items()
+        pairs = [(one, getattr(value, name), getattr(found, name)) for name, (one, _) in of_fields]
+    elif isinstance(value, list | tuple | dict):
+        kept = [one for one in options if get_origin(one) is not typing.Literal]
+        inner = [one for option in kept for one in typing.get_args(option) if one is not Ellipsis]
+        item = typing.Union[tuple(inner)] if inner else Any  # noqa: UP007 - of any number of types
+        both = [list(one.values()) if isinstance(one, dict) else one for one in (value, found)]
+        pairs = [(item, *pair) for pair in zip(*both, strict=False)]
+    return next(filter(None, (_misread(*pair) for pair in pairs)), "")
 
 
 def _unlike_json(value: Any) -> Iterator[str]:

@@ -67,18 +67,6 @@ def _in_short(value: Any) -> str:
         return f"of {type(value).__name__}"
 
 
-def from_json(body: bytes) -> Any:
-    """The value in a JSON text. Raises BodyError."""
-    try:
-        return _DECODER.decode(body.decode())
-    except (ValueError, RecursionError) as error:
-        raise BodyError(f"the body is not JSON: {error}") from None
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a JSON value")
-
-
 def _plain(value: Any, *, round_trip: bool) -> Any:
     """What JSON can hold of a value that it does not know; called again for what is inside."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -103,14 +91,13 @@ def _plain(value: Any, *, round_trip: bool) -> Any:
     raise TypeError(f"{type(value).__name__} is not a type that JSON can hold")
 
 
-# Made once: json.dumps and json.loads would make one for each body.
+# Made once: json.dumps would make one for each body.
 _ENCODER, _ROUND_TRIP = (
     json.JSONEncoder(
         default=partial(_plain, round_trip=one), ensure_ascii=False, allow_nan=False, separators=(",", ":")
     )
     for one in (False, True)
 )
-_DECODER = json.JSONDecoder(parse_constant=_no_constant)
 
 
 def is_pydantic(kind: Any) -> bool:
@@ -269,6 +256,7 @@ def _fields(hint: Any, make: Any) -> Build:
     return build
 
 
+@lru_cache(maxsize=1024)
 def fields_of(hint: Any) -> dict[str, tuple[Any, bool]]:
     """The fields that a dataclass or a TypedDict reads: (type, whether it must be there). Raises NameError."""
     hints = typing.get_type_hints(hint, include_extras=True)
@@ -338,19 +326,39 @@ def _exactly(what: str, fits: Callable[[Any], bool]) -> Build:
 
 
 def _union(arguments: tuple[Any, ...]) -> Build:
-    """The first type that fits. One error is reported: that of the last, which is the only one of `T | None`."""
+    """The first type that fits; of those that fit an object, the one whose fields differ least from its own.
+
+    One error is reported: that of the last, which is the only one of `T | None`.
+    """
     ordered = sorted(arguments, key=lambda one: one is not type(None))
-    builders = [builder(one) for one in ordered]
+    builders = [(one, builder(one)) for one in ordered]
 
     def build(value: Any, where: str) -> Any:
-        for make in builders[:-1]:
+        fitting: list[tuple[Any, Any]] = []
+        for kind, make in builders:
             try:
-                return make(value, where)
+                fitting.append((kind, make(value, where)))
             except BodyError:
+                if kind is ordered[-1] and not fitting:
+                    raise
                 continue
-        return builders[-1](value, where)
+            if not isinstance(value, dict):
+                break
+        return min(fitting, key=lambda one: _differences(one[0], one[1], value) if len(fitting) > 1 else 0)[1]
 
     return build
+
+
+def _differences(hint: Any, made: Any, value: dict[str, Any]) -> int:
+    """How many fields an object has and a type of a union has not, or the other way round."""
+    kind = resolved(hint)
+    if is_pydantic(kind):
+        read = len(made.model_fields_set)
+        return len(value) - read + abs(len(kind.model_fields) - read)
+    if is_msgspec(kind):
+        return len(value.keys() ^ set(kind.__struct_encode_fields__))
+    has_fields = typing.is_typeddict(kind) or dataclasses.is_dataclass(kind)
+    return len(value.keys() ^ fields_of(kind).keys()) if has_fields else len(value)
 
 
 def _mapping(key: Any, item: Any) -> Build:
