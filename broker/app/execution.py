@@ -76,26 +76,30 @@ class Settlement:
         match decision:
             case GiveUp(reason):
                 self.outcome = RunOutcome.DEAD_LETTERED
-                _log.error(
-                    "%s; it goes to the dead letters of %s: %s",
-                    where,
-                    self.group,
-                    reason,
-                    exc_info=error,
-                    extra=event("dead-letter", **about),
-                )
-                return consumer.retry(message, -1, reason=reason)
+                try:
+                    return consumer.retry(message, -1, reason=reason)
+                finally:  # not before: a logging handler that raises would leave the message in hand
+                    _log.error(
+                        "%s; it goes to the dead letters of %s: %s",
+                        where,
+                        self.group,
+                        reason,
+                        exc_info=error,
+                        extra=event("dead-letter", **about),
+                    )
             case Redeliver(delay_s):
                 self.outcome = RunOutcome.RETRIED
-                _log.warning(
-                    "%s; it is delivered again in %g s: %r",
-                    where,
-                    delay_s,
-                    error,
-                    exc_info=error,
-                    extra=event("handler-failed", **about),
-                )
-                return consumer.retry(message, delay_s=delay_s)
+                try:
+                    return consumer.retry(message, delay_s=delay_s)
+                finally:
+                    _log.warning(
+                        "%s; it is delivered again in %g s: %r",
+                        where,
+                        delay_s,
+                        error,
+                        exc_info=error,
+                        extra=event("handler-failed", **about),
+                    )
 
 
 class Execution:

@@ -146,6 +146,27 @@ def test_a_reason_that_cannot_be_printed(app: broker.App) -> None:
     assert letter.why.startswith("Unprintable: its text cannot be made (RuntimeError)")
 
 
+@pytest.mark.parametrize("retries", [3, 0])
+def test_a_log_that_raises_holds_no_message_up(app: broker.App, retries: int) -> None:
+    """A filter that needs the context of a request, for example."""
+
+    def broken(record: logging.LogRecord) -> bool:
+        if record.exc_info is not None:
+            raise RuntimeError("outside a request")
+        return True
+
+    seen: list[int] = []
+    declare(app, "sync-session", RETRIED["stop"], seen, retries)
+    logging.getLogger("broker").addFilter(broken)
+    try:
+        with app:
+            place(app, "lamp")
+            with app.workers():
+                until(lambda: len(seen) == 2 or list(dead_letters(app.store, "billing")))
+    finally:
+        logging.getLogger("broker").removeFilter(broken)
+
+
 @pytest.mark.parametrize("name", ["task", "loop"])
 def test_a_handler_that_stops_the_loop_stops_no_other(app: broker.App, name: str) -> None:
     """By a task of its own, or directly."""
