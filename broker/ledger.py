@@ -38,7 +38,7 @@ from broker.log_fields import event
 from broker.transaction.events import TransactionState
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection, Engine, MetaData, Table
+    from sqlalchemy import URL, Connection, Engine, MetaData, Table
     from sqlalchemy.ext.asyncio import AsyncEngine
     from sqlalchemy.orm import Session
 
@@ -72,7 +72,7 @@ class Ledger(BoundLedger):
         self.is_async: bool = hasattr(engine, "sync_engine")
         """Whether the engine is an async one."""
         self._engine: Engine = engine.sync_engine if hasattr(engine, "sync_engine") else engine
-        if self.dialect == _SQLITE and self._engine.url.database in (None, "", ":memory:"):
+        if self.dialect == _SQLITE and _is_in_memory(self._engine.url):
             raise BrokerError("a ledger needs a database that lives longer than a process: give SQLite a file")
         self.metadata, self.rows, self.marks = _tables(table, schema)
         self.bindings: Table = binding_table(self.metadata, table)
@@ -238,6 +238,11 @@ class Ledger(BoundLedger):
             turn.release()
         except RuntimeError:  # another thread closes the session: this turn is never given back
             self._turn = threading.RLock()
+
+
+def _is_in_memory(url: URL) -> bool:
+    """Whether a URL of SQLite's names no file, also one in SQLite's own form, `file:name?mode=memory&uri=true`."""
+    return not url.database or url.database.endswith(":memory:") or url.query.get("mode") == "memory"
 
 
 def _transactions(engine: Engine) -> Transaction:

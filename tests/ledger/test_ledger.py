@@ -9,6 +9,7 @@ from unittest.mock import Mock
 import pytest
 from sqlalchemy import URL, Engine, create_engine, event, insert, select, text
 from sqlalchemy.orm import Session
+from sqlalchemy.pool import NullPool
 
 from broker.enlisting.ledger_key import key_time_ms, new_key
 from broker.enlisting.sqlalchemy_join import SqlalchemyTransaction, enlist
@@ -366,9 +367,12 @@ def test_what_is_no_engine_is_refused(engine: object) -> None:
         Ledger(engine)  # type: ignore[arg-type]
 
 
-def test_a_database_in_memory_is_refused() -> None:
-    with pytest.raises(BrokerError, match="file"):
-        Ledger(create_engine("sqlite://"))
+@pytest.mark.parametrize(
+    "url", ["", "/:memory:", "/file::memory:?cache=shared&uri=true", "/file:shop?mode=memory&cache=shared&uri=true"]
+)
+def test_a_database_in_memory_is_refused(url: str) -> None:
+    with pytest.raises(BrokerError, match="give SQLite a file"):
+        Ledger(create_engine(f"sqlite://{url}", poolclass=NullPool))
 
 
 # The table
