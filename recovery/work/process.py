@@ -45,9 +45,11 @@ def work(
 ) -> bool:
     """Run the groups' handlers until `stopping`; whether everything that ran was finished.
 
-    `ready` is called once, `alive` four times a second while all is well. Raises BrokerError when a thread failed.
+    `ready` is called once, `alive` four times a second while all is well. Raises BrokerError when a thread failed, or
+    the database does not answer at the start.
     """
     workers = app.workers(groups, runs=settings.runs)
+    _open(app)
     with app, checking(app, settings):
         workers.start()
         try:
@@ -56,6 +58,17 @@ def work(
         finally:
             finished = workers.stop(settings.grace_s)
     return finished
+
+
+def _open(app: App) -> None:
+    """Open its store and its database. Raises BrokerError for a database that does not answer."""
+    if app.engine is None:
+        app.start()
+        return
+    from recovery.checkback.ledgers.database_errors import told
+
+    with told(app.engine.url):
+        app.start()
 
 
 def _watch(

@@ -110,6 +110,9 @@ MODULES = {
     "broken_one": "import broker\n\nvalue = 1 / 0\n",
     "unparsable_one": "def f(:\n",
     "missing_one": "import not_there_at_all\n",
+    "away_one": "import broker\nfrom sqlalchemy import create_engine\nfrom broker.testing.fixtures import SMALL\n"
+    "engine = create_engine('postgresql+psycopg://127.0.0.1:1/shop')\n"
+    "app = broker.App('away.store', engine=engine, topics=['orders'], layout=SMALL)\n",
 }
 WRONG = [
     (["nonsense"], "does not name an application: write module:attribute"),
@@ -120,6 +123,10 @@ WRONG = [
     (["broken_one:app"], "broken_one.py line 3: ZeroDivisionError: division by zero"),
     (["unparsable_one:app"], "unparsable_one.py line 1: invalid syntax"),
     (["missing_one:app"], "missing_one.py line 1: ModuleNotFoundError: No module named 'not_there_at_all'"),
+    (
+        ["away_one:app"],
+        "the ledger's database postgresql+psycopg://127.0.0.1:1/shop does not answer: connection failed",
+    ),
     (["SHOP:app", "--group", "bilings"], "no handler of group bilings: its groups are billing, broken"),
     (["SHOP:app", "--replay-from", "first"], "needs --as NEW_GROUP and one --group"),
     (["SHOP:app", "--group", "billing", "--replay-from", "last", "--as", "x"], "takes first, or a time"),
