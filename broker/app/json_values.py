@@ -191,7 +191,7 @@ def _class(hint: Any) -> Build:
     if is_msgspec(hint):
         import msgspec
 
-        return _by_library(lambda value: msgspec.convert(value, type=hint))
+        return _by_library(lambda value: msgspec.convert(value, type=hint, str_keys=True))
     if dataclasses.is_dataclass(hint):
         return _fields(hint, hint)
     if issubclass(hint, enum.Enum):
@@ -261,7 +261,9 @@ def fields_of(hint: Any) -> dict[str, tuple[Any, bool]]:
     """The fields that a dataclass or a TypedDict reads: (type, whether it must be there). Raises NameError."""
     hints = typing.get_type_hints(hint, include_extras=True)
     if not dataclasses.is_dataclass(hint):
-        return {name: (one, name in hint.__required_keys__) for name, one in hints.items()}
+        # `__required_keys__` does not see what annotations that are text say of a field.
+        by_field, others = {Required: True, NotRequired: False}, hint.__required_keys__
+        return {name: (one, by_field.get(typing.get_origin(one), name in others)) for name, one in hints.items()}
     missing = dataclasses.MISSING
     return {
         field.name: (hints[field.name], field.default is missing and field.default_factory is missing)
@@ -338,12 +340,11 @@ def _union(arguments: tuple[Any, ...]) -> Build:
         for kind, make in builders:
             try:
                 fitting.append((kind, make(value, where)))
+                if not isinstance(value, dict):
+                    break
             except BodyError:
                 if kind is ordered[-1] and not fitting:
                     raise
-                continue
-            if not isinstance(value, dict):
-                break
         return min(fitting, key=lambda one: _differences(one[0], one[1], value) if len(fitting) > 1 else 0)[1]
 
     return build
@@ -355,10 +356,9 @@ def _differences(hint: Any, made: Any, value: dict[str, Any]) -> int:
     if is_pydantic(kind):
         read = len(made.model_fields_set)
         return len(value) - read + abs(len(kind.model_fields) - read)
-    if is_msgspec(kind):
-        return len(value.keys() ^ set(kind.__struct_encode_fields__))
-    has_fields = typing.is_typeddict(kind) or dataclasses.is_dataclass(kind)
-    return len(value.keys() ^ fields_of(kind).keys()) if has_fields else len(value)
+    is_ours = typing.is_typeddict(kind) or dataclasses.is_dataclass(kind)
+    names = fields_of(kind) if is_ours else getattr(kind, "__struct_encode_fields__", ())
+    return len(value.keys() ^ set(names))
 
 
 def _mapping(key: Any, item: Any) -> Build:

@@ -7,7 +7,7 @@ import enum
 import math
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
-from typing import Annotated, Any, Literal, NewType, TypedDict
+from typing import Annotated, Any, Literal, NewType, NotRequired, Required, TypedDict
 
 import msgspec
 import pydantic
@@ -37,6 +37,15 @@ class Way(enum.Flag):
 
 class Counted(TypedDict):
     id: int
+
+
+class Noted(TypedDict):
+    id: int
+    note: NotRequired[str]
+
+
+class NeedsId(TypedDict, total=False):
+    id: Required[int]
 
 
 class Tree(TypedDict, total=False):
@@ -151,6 +160,10 @@ class Struct(msgspec.Struct):
     id: int
 
 
+class Shelf(msgspec.Struct):
+    places: dict[int, str]
+
+
 @dataclass
 class Holding:
     strict: Strict
@@ -169,6 +182,7 @@ KEPT: list[tuple[Any, Any, bytes]] = [
     (Way, Way.IN | Way.OUT, b"3"),
     (Painted, Painted(Color.RED, Corner.LEFT), b'{"color":"red","corner":[0,0]}'),
     (Counted, {"id": 1}, b'{"id":1}'),
+    (Noted, {"id": 1}, b'{"id":1}'),
     (Tree, {"below": [{}, {"below": []}]}, b'{"below":[{},{"below":[]}]}'),
     (Annotated[int, "positive"], 5, b"5"),
     (Annotated[str, "short"], "a", b"a"),
@@ -199,6 +213,7 @@ KEPT: list[tuple[Any, Any, bytes]] = [
     (Revealed, Revealed(hidden="p"), b'{"hidden":"p"}'),
     (Revealed, Revealed(hidden="*****"), b'{"hidden":"*****"}'),
     (Floats, Floats(value=None), b'{"value":null}'),
+    (Shelf, Shelf({7: "lamp"}), b'{"places":{"7":"lamp"}}'),
     (Root, Root([LINE]), b'[{"orderId":3}]'),
 ]  # fmt: skip
 
@@ -222,6 +237,7 @@ REFUSED: list[tuple[Any, Any, str]] = [
     (int, True, "body is true or false, and must be int"),
     (Counted, {"id": None}, r"body\.id is null, and must be int"),
     (Counted, {}, "the field 'id' of Counted is missing"),
+    (NeedsId, {}, "the field 'id' of NeedsId is missing"),
     (Counted, [], "the topic takes dict, and this is list"),
     (Annotated[int, "positive"], "5", "the topic takes int, and this is str"),
     (Color, "red", "the topic takes Color, and this is str"),
