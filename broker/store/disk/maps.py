@@ -70,14 +70,14 @@ class Map:
             _start_write(file.descriptor, start, stop - start)
 
     def unmap_pages(self, start: int, stop: int) -> None:
-        """Take whole pages within bytes start … stop - 1 out of this process's map; one that is touched comes back.
+        """Take the pages of bytes start … stop - 1 out of this process's map, but one that goes on behind them.
 
-        Their content stays in the system's cache. A flush must stop each processor for each page that a process may
-        store to meanwhile, so that it disturbs who appends; for these it need not.
+        A page that is touched comes back: its content stays in the system's cache. A flush stops each processor for
+        each page that a process may store to meanwhile, which disturbs who appends; for these it need not.
         """
         if sys.platform != "linux":  # elsewhere the same call may mean that the content is not needed any more
             return
-        start, stop = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
+        start, stop = start - start % mmap.PAGESIZE, stop - stop % mmap.PAGESIZE
         mapped = self._map
         if mapped is not None and start < stop:
             with contextlib.suppress(OSError):  # of a process that locks its memory: it keeps them
