@@ -137,13 +137,13 @@ class TopicBody:
                 value = self.upgrade(version, value)
             except Exception as error:
                 raise BodyError(f"the body of version {version} was not upgraded: {_named(error)}") from error
-        return value if is_made else decoder(wanted)(value, "body")
+        return value if is_made else _made(wanted, value)
 
     @staticmethod
     def _check_readable(value: Any, body: bytes, media_type: str, wanted: Any) -> None:
         """Raises BodyError for a body that does not decode, MessageRejected for one that lost a part of its value."""
         read, is_made = _read(body, media_type.partition(";")[0], wanted)
-        found = read if is_made else decoder(wanted)(read, "body")
+        found = read if is_made else _made(wanted, read)
         if misread := _misread(wanted, value, found):
             step = "let the types of a union differ in JSON, as by a field kind: Literal['paid']"
             raise MessageRejected(f"the topic takes {_name(wanted)}, and its handlers would read {misread}: {step}")
@@ -239,6 +239,16 @@ def _check_type(hint: Any, seen: frozenset[Any] = frozenset()) -> None:
 def decoder(hint: Any) -> Build:
     """What makes a value of a type that was checked; `bytes` and `str` are taken as they are."""
     return _as_is if hint is bytes or hint is str else builder(hint)
+
+
+def _made(wanted: Any, value: Any) -> Any:
+    """The value of a type. Raises BodyError, whatever a type raises: another error would end each worker in turn."""
+    try:
+        return decoder(wanted)(value, "body")
+    except BodyError:
+        raise
+    except Exception as error:
+        raise BodyError(f"the body cannot be read as {_name(wanted)}: {_named(error)}") from error
 
 
 def _as_is(value: Any, _: str) -> Any:

@@ -207,3 +207,32 @@ def test_pydantic_and_msgspec_agree_with_the_dataclass() -> None:
         "lines": [],
     }
     assert builder(Line)({"item": "a", "later": "a field of tomorrow"}, "body") == Line("a")
+
+
+class Rate(enum.Enum):
+    FULL = 1.0
+
+
+@dataclass
+class Nested:
+    below: list[Nested]
+
+
+ODD: list[tuple[Any, bytes, str]] = [
+    (float, b"1" + b"0" * 400, "OverflowError"),
+    (Rate, b"1e999", "MessageRejected"),
+    (set[Any], b"[[1]]", "TypeError: unhashable type: 'list'"),
+    (Nested, b'{"below":[' * 300 + b"]}" * 300, "RecursionError"),
+]
+
+
+@pytest.mark.parametrize(("kind", "body", "reason"), ODD, ids=["too large", "no number", "no set", "too deep"])
+def test_whatever_a_type_raises_is_a_body_that_does_not_decode(kind: Any, body: bytes, reason: str) -> None:
+    """Another error would end the worker, and the next one would get the same message."""
+    with pytest.raises(BodyError, match=f"the body cannot be read as {kind.__name__}: {reason}"):
+        TopicBody().decode(body, {CONTENT_TYPE: JSON}, kind)
+
+
+def test_a_set_of_lists_is_refused_at_the_send() -> None:
+    with pytest.raises(MessageRejected, match=r"its handlers could not read this one: .* unhashable"):
+        TopicBody(set[Any]).encode({(1,)})
