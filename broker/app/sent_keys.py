@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from broker.database.arguments import sync_session_of
 from broker.database.dedup import insert_once, row_count
-from broker.database.tables import make_tables
+from broker.database.tables import key_text, make_tables
 from broker.errors import BrokerError, MessageRejected
 
 if TYPE_CHECKING:
@@ -67,14 +67,14 @@ def check_key(key: object, window_ms: int) -> None:
 
 def _table(table: str, schema: str | None) -> tuple[MetaData, Table]:
     """The table, in a metadata of its own, which Alembic takes in `target_metadata`."""
-    from sqlalchemy import BigInteger, Column, Index, MetaData, String, Table
+    from sqlalchemy import BigInteger, Column, Index, MetaData, Table
 
     metadata = MetaData(schema=schema)
     rows = Table(
         table,
         metadata,
-        Column("topic", String(255), primary_key=True),
-        Column("dedup_key", String(_KEY_SIZE), primary_key=True),
+        Column("topic", key_text(255), primary_key=True),
+        Column("dedup_key", key_text(_KEY_SIZE), primary_key=True),
         Column("sent_ms", BigInteger, nullable=False),
         Index(f"{table}_ms", "sent_ms"),
     )

@@ -12,12 +12,13 @@ transactions that insert one key, one commits; the other sees that the message i
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from broker.database.arguments import check_table, is_async_engine, is_engine, sync_session_of
-from broker.database.tables import make_tables
+from broker.database.tables import key_text, make_tables
 from broker.errors import BrokerError, shown
 from broker.format import properties as names
 from broker.message import ReceivedMessage
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine, MetaData, Table
     from sqlalchemy.orm import Session
 
+_KEY_SIZE = 64  # characters
 _ON_CONFLICT = ("sqlite", "postgresql")
 _RUN_SYNC = "call it in `await session.run_sync(lambda session: ...)`"
 
@@ -33,9 +35,13 @@ _RUN_SYNC = "call it in `await session.run_sync(lambda session: ...)`"
 def message_key(message: ReceivedMessage) -> str:
     """The identity of a message, however often it is delivered.
 
-    RocketMQ before 3.2 has no UNIQ_KEY: there it is the id of the record that was sent first.
+    RocketMQ before 3.2 has no UNIQ_KEY: there it is the id of the record that was sent first. A key that the column
+    does not hold, which a client in another language may have sent, is represented by its SHA-256.
     """
-    return message.unique_key or message.properties.get(names.ORIGIN_MESSAGE_ID) or message.message_id
+    key = message.unique_key or message.properties.get(names.ORIGIN_MESSAGE_ID) or message.message_id
+    if len(key) <= _KEY_SIZE and key.isascii() and key.isprintable():
+        return key
+    return hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()
 
 
 class Processed:
@@ -132,14 +138,14 @@ def _insert_of(dialect: str) -> Any:
 
 def _table(table: str, schema: str | None) -> tuple[MetaData, Table]:
     """The table, in a metadata of its own, which Alembic takes in `target_metadata`."""
-    from sqlalchemy import BigInteger, Column, Index, MetaData, String, Table
+    from sqlalchemy import BigInteger, Column, Index, MetaData, Table
 
     metadata = MetaData(schema=schema)
     rows = Table(
         table,
         metadata,
-        Column("consumer_group", String(128), primary_key=True),
-        Column("message_key", String(64), primary_key=True),
+        Column("consumer_group", key_text(128), primary_key=True),
+        Column("message_key", key_text(_KEY_SIZE), primary_key=True),
         Column("processed_ms", BigInteger, nullable=False),
         Index(f"{table}_ms", "processed_ms"),
     )

@@ -9,8 +9,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sqlalchemy import Engine, MetaData
+    from sqlalchemy import Engine, MetaData, String
     from sqlalchemy.ext.asyncio import AsyncEngine
+
+
+def key_text(size: int) -> String:
+    """The type of a key of up to `size` characters, where another case or accent is another key.
+
+    MySQL and MariaDB would compare by the collation of the database, which mostly takes `a`, `A` and `á` for one, and
+    in latin1 many characters not at all.
+    """
+    from sqlalchemy import String
+    from sqlalchemy.dialects.mysql import VARCHAR
+
+    return String(size).with_variant(VARCHAR(size, charset="utf8mb4", collation="utf8mb4_bin"), "mysql", "mariadb")
 
 
 def make_tables(metadata: MetaData, engine: Engine) -> None:
