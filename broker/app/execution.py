@@ -190,7 +190,8 @@ class Execution:
     def _in_transaction(self, handler: Handler, settlement: Settlement, value: Any, message: ReceivedMessage) -> None:
         from sqlalchemy.orm import Session
 
-        with Session(self._app.engine) as session, Processing(settlement, message, session) as first:
+        make = handler.parameters.session_type or Session
+        with make(self._app.engine) as session, Processing(settlement, message, session) as first:
             settlement.has_begun = True
             if not first:
                 return
@@ -202,8 +203,9 @@ class Execution:
     ) -> None:
         from sqlalchemy.ext.asyncio import AsyncSession
 
+        make = handler.parameters.session_type or AsyncSession
         async with (
-            AsyncSession(self._app.async_engine) as session,
+            make(self._app.async_engine) as session,
             AsyncProcessing(settlement, message, session) as first,
         ):
             settlement.has_begun = True

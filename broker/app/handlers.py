@@ -28,6 +28,7 @@ class Parameters(NamedTuple):
     session: str | None
     is_async_session: bool
     message: str | None
+    session_type: Any  # the class in the annotation, which may be one below SQLAlchemy's; None without an annotation
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +90,7 @@ def parameters_of(function: Callable[..., Any], name: str) -> Parameters:
     `X | None` is as X: a handler is called with both.
     """
     hints = _hints(function, name)
-    body = body_type = session = message = None
+    body = body_type = session = session_type = message = None
     is_async_session = inspect.iscoroutinefunction(function)
     try:
         signature = inspect.signature(function)
@@ -101,11 +102,11 @@ def parameters_of(function: Callable[..., Any], name: str) -> Parameters:
         hint = hints.get(parameter.name)
         if parameter.kind not in _NAMED:
             raise BrokerError(f"{name}: a handler has plain parameters, and {parameter} is not one")
-        if (kind := _session_kind(hint, is_async=inspect.iscoroutinefunction(function))) or (
+        if (kind := _session_type(hint, is_async=inspect.iscoroutinefunction(function))) or (
             hint is None and parameter.name == "session"
         ):
-            session = _only(session, parameter.name, name, "session")
-            is_async_session = is_async_session if kind is None else kind == "AsyncSession"
+            session, session_type = _only(session, parameter.name, name, "session"), kind
+            is_async_session = is_async_session if kind is None else _session_class(kind) == "AsyncSession"
         elif _some(hint) == [ReceivedMessage] or (hint is None and parameter.name == "message"):
             message = _only(message, parameter.name, name, "message")
         elif body is None:
@@ -115,7 +116,9 @@ def parameters_of(function: Callable[..., Any], name: str) -> Parameters:
             raise BrokerError(f"{name}: nothing is known to give for the parameter {parameter.name!r}: {text}")
     if body_type is not None:
         check_body_type(body_type)
-    return Parameters(body, body_type, session, is_async_session, message)
+    if session_type is not None:
+        _check_session_type(session_type, name)
+    return Parameters(body, body_type, session, is_async_session, message, session_type)
 
 
 def _check_function(function: object) -> None:
@@ -151,12 +154,21 @@ def _some(hint: Any) -> list[Any]:
     return [one for one in alternatives(hint) if one is not type(None)]
 
 
-def _session_kind(hint: Any, *, is_async: bool) -> str | None:
-    """`Session` or `AsyncSession` for a session class of SQLAlchemy's; of a union of both, the one that fits."""
-    kinds = {_session_class(one) for one in _some(hint)}
+def _session_type(hint: Any, *, is_async: bool) -> Any:
+    """The class of a session, SQLAlchemy's own or one below it; of a union of both kinds, the one that fits."""
+    kinds = {_session_class(one): one for one in _some(hint)}
     if not kinds or None in kinds:
         return None
-    return ("Session", "AsyncSession")[is_async] if len(kinds) > 1 else kinds.pop()
+    return kinds[("Session", "AsyncSession")[is_async]] if len(kinds) > 1 else next(iter(kinds.values()))
+
+
+def _check_session_type(kind: Any, name: str) -> None:
+    """Raises BrokerError for a class of sessions that cannot be made of an engine alone."""
+    try:
+        inspect.signature(kind).bind("engine")
+    except TypeError as error:
+        text = f"{name}: a {kind.__name__} is made of the engine alone, and its __init__ says: {error}"
+        raise BrokerError(f"{text}. Annotate the session with a class that needs no more") from None
 
 
 def _session_class(kind: Any) -> str | None:

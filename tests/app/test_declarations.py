@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 import pytest
-from sqlalchemy import create_engine
+from sqlalchemy import Engine, create_engine
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
@@ -17,7 +17,9 @@ from broker.errors import BrokerError, TransactionError
 from broker.message import ReceivedMessage
 from broker.testing.fixtures import SMALL
 from tests.app.shop import (
+    Charge,
     Placed,
+    charged,
     until,
 )
 
@@ -77,6 +79,22 @@ async def maybe_async(placed: Placed, message: ReceivedMessage | None, db: Optio
     pass
 
 
+class OwnSession(Session):
+    """As SQLModel's, which has `exec`."""
+
+    def charge(self, order_id: int) -> None:
+        self.add(Charge(order_id=order_id))
+
+
+class NeedsMore(Session):
+    def __init__(self, engine: Engine, tenant: str) -> None:
+        super().__init__(engine, info={"tenant": tenant})
+
+
+def needs_more(placed: Placed, session: NeedsMore) -> None:
+    pass
+
+
 def either(placed: Placed, session: Session | AsyncSession) -> None:
     pass
 
@@ -95,6 +113,7 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (Shop.handle, {}, r"Shop.handle is a method, and nothing is known to give for self: .*app.on\(...\)\(Shop\(\)"),
     (Shop.note, {}, "Shop.note is a method"),
     (maybe_async, {}, r"App\(async_engine="),
+    (needs_more, {}, "a NeedsMore is made of the engine alone, and its __init__ says: missing a required argument"),
     (no_hint, {"concurrency": 0}, "concurrency is a number of threads"),
     (no_hint, {"retry": 3}, "retry= takes a broker.Retry"),
     (no_hint, {"group": ""}, "consumer group has from 1"),
@@ -112,9 +131,9 @@ def test_a_handler_that_cannot_work_is_refused(
 
 def test_what_may_be_none_is_given(app: broker.App) -> None:
     """A handler never runs without the transaction that it asks for."""
-    assert parameters_of(maybe, "maybe")[2:] == ("session", False, None)
-    assert parameters_of(maybe_async, "maybe_async")[2:] == ("db", True, "message")
-    assert parameters_of(either, "either")[2:] == ("session", False, None)
+    assert parameters_of(maybe, "maybe")[2:] == ("session", False, None, Session)
+    assert parameters_of(maybe_async, "maybe_async")[2:] == ("db", True, "message", AsyncSession)
+    assert parameters_of(either, "either")[2:] == ("session", False, None, Session)
     given: list[bool] = []
 
     @app.on("orders", group="billing")
@@ -128,6 +147,18 @@ def test_what_may_be_none_is_given(app: broker.App) -> None:
         with app.workers():
             until(lambda: given)
     assert given == [True]
+
+
+def test_the_session_is_of_the_class_that_is_asked_for(app: broker.App) -> None:
+    @app.on("orders", group="billing")
+    def charge(placed: Placed, session: OwnSession) -> None:
+        session.charge(placed.order_id)
+
+    with app:
+        app.send_now("orders", Placed(7))
+        with app.workers():
+            until(lambda: charged(app.engine))
+    assert charged(app.engine) == [7]
 
 
 def test_handlers_of_one_group_must_agree(app: broker.App) -> None:
