@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from broker.app.handler_runs import HandlerRuns, RunOutcome
 from broker.app.handlers import Handler, HandlerGroup
-from broker.app.retry import GiveUp, Redeliver
+from broker.app.retry import GiveUp, Redeliver, reason_of
 from broker.consuming.once import one_transaction
 from broker.consuming.processing import AsyncProcessing, Processing
 from broker.database.dedup import Processed
@@ -93,10 +93,10 @@ class Settlement:
                     return consumer.retry(message, delay_s=delay_s)
                 finally:
                     _log.warning(
-                        "%s; it is delivered again in %g s: %r",
+                        "%s; it is delivered again in %g s: %s",
                         where,
                         delay_s,
-                        error,
+                        reason_of(error),
                         exc_info=error,
                         extra=event("handler-failed", **about),
                     )

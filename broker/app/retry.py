@@ -104,11 +104,11 @@ class Retry:
             return GiveUp(str(error)[:_REASON_SIZE])
         if error is not None:
             if isinstance(error, self.give_up_on):
-                return GiveUp(_reason(error))
+                return GiveUp(reason_of(error))
             if not isinstance(error, self.retry_on):
-                return GiveUp(_reason(error))
+                return GiveUp(reason_of(error))
         if retries >= self.max_retries:
-            return GiveUp(f"{_reason(error)} (after {retries} retries)")
+            return GiveUp(f"{reason_of(error)} (after {retries} retries)")
         return Redeliver(self.delays_s[min(retries, len(self.delays_s) - 1)])
 
 
@@ -117,7 +117,8 @@ def _is_delay(value: object) -> bool:
     return is_number and 0 <= value <= _DELAY_MAX_S  # type: ignore[operator]
 
 
-def _reason(error: BaseException | None) -> str:
+def reason_of(error: BaseException | None) -> str:
+    """An error for people, also one whose own text cannot be made."""
     if error is None:
         return "its transaction could not be committed"
     try:

@@ -146,6 +146,26 @@ def test_a_reason_that_cannot_be_printed(app: broker.App) -> None:
     assert letter.why.startswith("Unprintable: its text cannot be made (RuntimeError)")
 
 
+def test_a_retry_whose_error_cannot_be_printed_is_logged(app: broker.App) -> None:
+    written: list[str] = []
+
+    def keep(record: logging.LogRecord) -> bool:
+        written.append(record.getMessage())
+        return False
+
+    seen: list[int] = []
+    declare(app, "sync", RETRIED["unprintable"], seen)
+    logging.getLogger("broker").addFilter(keep)
+    try:
+        with app:
+            place(app, "lamp")
+            with app.workers():
+                until(lambda: len(seen) == 2)
+    finally:
+        logging.getLogger("broker").removeFilter(keep)
+    assert any(text.endswith("in 0 s: Unprintable: its text cannot be made (RuntimeError)") for text in written)
+
+
 @pytest.mark.parametrize("retries", [3, 0])
 def test_a_log_that_raises_holds_no_message_up(app: broker.App, retries: int) -> None:
     """A filter that needs the context of a request, for example."""
