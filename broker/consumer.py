@@ -16,7 +16,7 @@ import contextlib
 import os
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from broker.consuming.arguments import (
     check_consumer_names,
@@ -110,6 +110,9 @@ class Consumer(Receiver):
 
     def __repr__(self) -> str:
         return f"<broker.Consumer {self.group!r} of {', '.join(self.topics)}>"
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        return self._store.__reduce__()  # which says that it goes to no other process
 
     # Receive
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from broker import observing
-from broker.errors import BrokerError, shown
+from broker.errors import BrokerError, StoreError, shown
 from broker.format.topics import CHECK_GROUP
 from broker.producing.store_destination import StoreDestination
 from broker.retainer import Retainer, RetentionReport
@@ -87,6 +87,10 @@ class LiveStore(WritableStore):
 
     def __repr__(self) -> str:
         return f"<broker.LiveStore {self.path!r}, sync={self.writer.sync!r}>"
+
+    def __reduce__(self) -> NoReturn:
+        step = f"open it in the process that uses it, broker.open({self.path!r})"
+        raise StoreError(f"a store goes to no other process, nor what was made of it, as a producer: {step}")
 
     def close(self) -> None:
         """Release the store; the last process to do so flushes everything to disk. A second call does nothing.

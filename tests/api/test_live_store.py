@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import threading
 import time
 from pathlib import Path
@@ -288,6 +289,16 @@ def test_a_directory_of_something_else_is_no_store(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
     with pytest.raises(broker.NotAStore, match="is a file"):
         broker.open(tmp_path / "letter.txt")
+
+
+def test_a_store_is_not_pickled(tmp_path: Path) -> None:
+    """For a process that is spawned: Python would say that it cannot pickle an mmap."""
+    with opened(tmp_path) as store, store.consumer("billing", "orders") as consumer:
+        for thing in (store, store.producer("web"), consumer):
+            with pytest.raises(
+                broker.StoreError, match=r"open it in the process that uses it, broker\.open\('.*store'\)"
+            ):
+                pickle.dumps(thing)
 
 
 def test_options_have_names_that_exist(tmp_path: Path) -> None:
