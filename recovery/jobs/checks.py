@@ -44,7 +44,7 @@ def check_settings(
         if "ledger" in spec:
             _check_ledgers(spec)
         elif "http" in spec:
-            _check_http(str(spec["http"]), where)
+            check_http(str(spec["http"]), where)
         else:
             _check_callable(str(spec["call"]))
     if catalog:
@@ -95,7 +95,7 @@ def _sentences(what: str) -> Iterator[None]:
         raise BrokerError(f"{what} cannot be reached: {reason:.300}") from None
 
 
-def _check_http(url: str, where: str) -> None:
+def check_http(url: str, where: str) -> None:
     """Something listens there. No question is put: it would have to be about a transaction."""
     from recovery.checkback.http_resolver import shown
 

@@ -37,6 +37,23 @@ def test_each_thing_that_is_wrong_has_a_next_step(looked_after: Callable[..., No
     assert any(one.state == OK and "3 transactions in doubt" in one.what for one in found)
 
 
+@pytest.mark.usefixtures("database")
+def test_alerts_that_lead_nowhere_are_found(
+    looked_after: Callable[..., None], api_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No such connection, or nobody listens: else it is noticed when nobody is told of something worse."""
+    monkeypatch.setenv("AIRFLOW_CONN_DEAF", json.dumps({"conn_type": "http", "host": "http://127.0.0.1:1/SECRETX"}))
+    monkeypatch.setenv("AIRFLOW_CONN_HOOK", json.dumps({"conn_type": "http", "host": api_server}))
+    stores = {name: {"path": "/nowhere", "alerts": name} for name in ("hook", "deaf", "nobody_made_it")}
+    looked_after(**stores, typo={"path": "/x", "ask": "true", "alerts": "hook"})
+    found = {one.what: one.state for one in examine(run_s=0) if one.what.startswith("alerts: ")}
+    assert list(found.values()) == [WRONG, OK, WRONG]
+    said = " | ".join(found)
+    assert "the connection deaf http://127.0.0.1:1 cannot be reached: Connection refused" in said
+    assert "nobody_made_it" in said
+    assert "SECRETX" not in said
+
+
 def test_without_settings_it_says_so(looked_after: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     """First of all."""
     monkeypatch.delenv("AIRFLOW__CHECKBACK__STORES", raising=False)

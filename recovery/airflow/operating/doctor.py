@@ -16,15 +16,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from urllib.parse import urlsplit
 
 import airflow
 
 from broker.errors import BrokerError
-from recovery.airflow.hook import CheckbackHook, spark_connection, with_secrets
+from recovery.airflow.hook import CheckbackHook, http_address, spark_connection, with_secrets
 from recovery.airflow.operating.sight import why_not_seen
 from recovery.airflow.operating.standing import standing_of
-from recovery.airflow.settings import WHOLE_FILE, StoreSettings, configured
-from recovery.airflow.versions import AirflowException, check_version, conf
+from recovery.airflow.settings import WHOLE_FILE, StoreList, StoreSettings, configured
+from recovery.airflow.versions import AirflowException, BaseHook, check_version, conf
 
 OK, WARN, WRONG = "ok", "warn", "wrong"
 JOBS = {"SchedulerJob": "scheduler", "DagProcessorJob": "DAG processor", "TriggererJob": "triggerer"}
@@ -72,6 +73,7 @@ def examine(*, run_s: float = 90.0, url: str = "", token: str = "") -> Iterator[
         is_reached = False
     for store in listed.stores:
         yield from _store(store)
+    yield from _alerts(listed)
     yield from _engines(listed.stores)
     if run_s and is_reached and listed.stores:
         yield from _sights(run_s)
@@ -163,6 +165,25 @@ def _store(store: StoreSettings) -> Iterator[Examined]:
     why = why_not_seen(str(asked["path"]))
     if why:
         yield Examined(WRONG, f"{store.name}, this process: {why}", "give this user the right to read and write there")
+
+
+def _alerts(listed: StoreList) -> Iterator[Examined]:
+    """Whether something listens where alerts go; none is sent. Of the URL no more than the host is shown.
+
+    A store with a mistake has alerts, too: they say that it is not looked after.
+    """
+    from recovery.jobs.checks import check_http
+
+    named = [*(one.alerts for one in listed.stores), *(one.alerts for one in listed.broken)]
+    for conn_id in sorted({name for name in named if name}):
+        try:
+            parts = urlsplit(http_address(BaseHook.get_connection(conn_id)))
+            check_http(f"{parts.scheme}://{parts.netloc}", f"the connection {conn_id}")
+        except (BrokerError, AirflowException, ValueError) as error:
+            step = "correct the setting `alerts` or the connection, of type http: until then no alert arrives"
+            yield Examined(WRONG, f"alerts: {error}", step)
+            continue
+        yield Examined(OK, f"alerts: something listens where the connection {conn_id} leads")
 
 
 def _copy(store: StoreSettings, path: str) -> Iterator[Examined]:
