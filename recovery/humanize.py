@@ -54,7 +54,10 @@ def parse_size(value: object) -> int:
         raise ValueError("a size is a number and one of B, KiB, MiB, GiB, TiB, kB, MB, GB, TB, as in 20GiB")
     factors: dict[str, int] = {"": 1, **_DECIMAL}
     factors.update({unit: _STEP**power for power, unit in enumerate(_UNITS)})
-    return round(float(match[1]) * factors[match[2]])
+    try:
+        return round(float(match[1]) * factors[match[2]])
+    except OverflowError:
+        raise ValueError("a size has at most 300 digits") from None
 
 
 def span(seconds: float) -> str:

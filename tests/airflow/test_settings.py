@@ -87,6 +87,16 @@ def test_a_file_that_cannot_be_read_is_said(text: str, why: str) -> None:
         ("a", {"path": "/x", "resolvers": {"shop": "x"}}, "resolvers.shop names one of"),
         ("a", {"path": "/x", "ledger": "shop"}, "ledger is not a SQLAlchemy URL"),
         ("a", {"path": "/x", "ledger_connection": "db", "resolver": "m:f"}, "ledger_connection and resolver exclude"),
+        ("a", {"path": "/x", "max_bytes": "9" * 400}, "max_bytes cannot be '999"),
+        ("a", {"path": "/srv/\ud800"}, "path has a character in it that cannot be seen"),
+        ("a", {"path": "/srv/\0"}, "path has a character in it that cannot be seen"),
+        ("a", {"path": "/x", "queue": "q" * 251}, "queue has 251 characters: a name of it has at most 120"),
+        ("a", {"path": "/x", "resolver": "ftp://billing/check"}, "resolver is an http(s) URL, package.module:function"),
+        (
+            "a",
+            {"path": "/x", "resolvers": {"shop": {"http": "billing/check"}}},
+            "shop: http is an http(s) URL",
+        ),
         ("a", {"path": "/x", "copy": True, "keep": "1h"}, "a copy, to which nothing writes: leave out keep"),
     ],
 )

@@ -12,12 +12,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from broker.errors import BrokerError
+from recovery.humanize import printable
 
 NAME_MOST = 90  # characters: a tag of Airflow has at most 100, and the DAGs of a store have one with its name
 SECONDS = (0.1, 315_360_000.0)  # to ten years: Airflow counts in whole microseconds, and not to the end of time
 _PRESETS = ("@once", "@continuous", "@hourly", "@daily", "@weekly", "@monthly", "@quarterly", "@yearly")
 _FIELDS = (5, 6, 7)  # of a cron expression, as Airflow takes them
 _URL = re.compile(r"[A-Za-z][\w+.-]*://.*|sqlite:.*", re.DOTALL)
+_HTTP = re.compile(r"https?://", re.IGNORECASE)
+_IN_A_TASKS_ID = ("queue", "executor")  # both, in 250 characters: of the DAG checkback.doctor, which is of all stores
+_PLACE_MOST = 120
 _ONE_OF = ("ledger", "ledger_connection", "resolver", "resolver_connection")
 _CONNECTIONS = {"ledger_connection": "ledger", "http_connection": "http"}
 NEVER = "never"  # a schedule: manually only
@@ -37,6 +41,8 @@ def check_sense(name: str, given: Mapping[str, Any]) -> None:
     for key, value in given.items():
         if value == "":
             raise BrokerError(f"{key} is empty: leave it out, or give a value")
+        if isinstance(value, str):
+            _check_text(key, value)
         if key.endswith("_s"):
             _check_seconds(key, value)
         elif key.endswith("_schedule"):
@@ -48,6 +54,16 @@ def check_sense(name: str, given: Mapping[str, Any]) -> None:
     if len(both := [one for one in _ONE_OF if one in given]) > 1:
         raise BrokerError(f"{' and '.join(both)} exclude each other: give one of them, or `resolvers` by group")
     _check_answers(given.get("policy"), given.get("resolvers"))
+
+
+def _check_text(key: str, value: str) -> None:
+    """What Airflow, its database or JSON cannot hold would be refused for the DAGs, or the page, of all stores."""
+    if printable(value) != value:
+        raise BrokerError(f"{key} has a character in it that cannot be seen, such as a zero: write it without")
+    if key in _IN_A_TASKS_ID and len(value) > _PLACE_MOST:
+        raise BrokerError(f"{key} has {len(value)} characters: a name of it has at most {_PLACE_MOST}")
+    if key == "resolver" and "://" in value and not _HTTP.match(value):
+        raise BrokerError("resolver is an http(s) URL, package.module:function, or the name of an entry point")
 
 
 def _check_seconds(key: str, value: float) -> None:
@@ -94,5 +110,7 @@ def _check_answers(policy: Mapping[str, Any] | None, resolvers: Mapping[str, Any
 
         for group, spec in resolvers.items():
             if isinstance(spec, Mapping):
+                if not _HTTP.match(str(spec.get("http", "http://"))):
+                    raise BrokerError(f"resolvers.{group}: http is an http(s) URL")
                 spec = {_CONNECTIONS.get(name, name): value for name, value in spec.items()}
             check_spec(spec, f"resolvers.{group}")
