@@ -205,7 +205,8 @@ class MessageTrigger(BaseEventTrigger):
 
     `starts` is where each queue is read from; without it what is there by now counts as known. As an asset's watcher it
     remembers its positions in Airflow's asset state, so that nothing that came while no triggerer ran is missed; after
-    a kill an event may come twice.
+    a kill an event may come twice. Where a queue ends before its position, since another store took the place of the
+    one that was, or a power cut took its end, what comes from the next look on is an event again.
     """
 
     def __init__(
@@ -233,6 +234,9 @@ class MessageTrigger(BaseEventTrigger):
             if ends is not None:
                 if known is None:
                     known = ends
+                    await self._remember(known)
+                elif behind := {queue: end for queue, end in ends.items() if end < known.get(queue, 0)}:
+                    known = {**known, **behind}
                     await self._remember(known)
                 news = {queue: [known.get(queue, 0), end] for queue, end in ends.items() if end > known.get(queue, 0)}
                 if news:

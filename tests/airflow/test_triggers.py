@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
@@ -113,6 +114,25 @@ def test_messages_are_told_in_ranges_and_none_twice(tmp_path: Path) -> None:
             assert event.payload["count"] == 3
             store.append(broker.Message("news", b"more"), queue_id=1)
             assert (await first(events))["queues"] == {"1": [0, 1]}
+
+        asyncio.run(watch())
+
+
+def test_messages_of_a_store_that_took_the_place_are_told(tmp_path: Path) -> None:
+    """Its queues end before the positions that are known: nothing was told until it had passed them."""
+    path = tmp_path / "shop"
+    with broker.open(str(path), layout=SMALL) as store:
+        store.append_batch([broker.Message("news", b"%d" % number) for number in range(5)])
+    trigger = MessageTrigger(path=str(path), topic="news", starts={"0": 5}, poll_s=FAST_S)
+    shutil.rmtree(path)
+    with broker.open(str(path), layout=SMALL) as store:
+        store.append(broker.Message("news", b"of the next store"))
+
+        async def watch() -> None:
+            pending = asyncio.ensure_future(anext(trigger.run()))
+            await asyncio.sleep(0.3)
+            store.append(broker.Message("news", b"after that"))
+            assert (await asyncio.wait_for(pending, 5)).payload["queues"] == {"0": [1, 2]}
 
         asyncio.run(watch())
 
