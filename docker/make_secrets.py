@@ -44,11 +44,23 @@ def wanted(ledger_url: str) -> dict[str, str]:
     }
 
 
+def _check_ledger(url: str) -> None:
+    """A URL that is given is in the file that is there, or nothing is done: it would be left out without a word."""
+    path = DIRECTORY / "connections.json"
+    if path.exists() and json.loads(path.read_text(encoding="utf-8")).get("shop", {}).get("password") != url:
+        sys.exit(
+            f"{path} is there, and has another ledger, or none: write the URL into it, as password of the connection "
+            "shop, or move it and spark.conf away: both are made then. Nothing was written"
+        )
+
+
 def main(arguments: list[str]) -> None:
     """Write the files that are missing, and say how to log in."""
     DIRECTORY.mkdir(exist_ok=True)
     DIRECTORY.chmod(0o700)
     files = wanted(arguments[0] if arguments else "")
+    if arguments:
+        _check_ledger(arguments[0])
     for together in TOGETHER:
         there = sorted(name for name in together if (DIRECTORY / name).exists())
         if there and len(there) < len(together):
@@ -62,8 +74,10 @@ def main(arguments: list[str]) -> None:
     for name, text in files.items():
         path = DIRECTORY / name
         if not path.exists():
-            path.write_text(text, encoding="utf-8")
-            path.chmod(0o444)
+            beside = path.with_name(f".{name}.new")  # a run that was killed leaves no half of a secret under its name
+            beside.write_text(text, encoding="utf-8")
+            beside.chmod(0o444)
+            beside.rename(path)
     login = json.loads((DIRECTORY / "airflow_passwords.json").read_text(encoding="utf-8"))
     print(f"Airflow: http://127.0.0.1:8080   user admin, password {login['admin']}")
     print("The accounts of `checkback serve` are in docker/secrets/plain_acl.yml")

@@ -110,8 +110,8 @@ def test_the_secrets_are_files_that_the_script_makes(tmp_path: Path) -> None:
     script = tmp_path / "make_secrets.py"
     script.write_text((DOCKER / "make_secrets.py").read_text(encoding="utf-8"))
 
-    def run(check: bool = True) -> str:
-        done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=check)
+    def run(*given: str, check: bool = True) -> str:
+        done = subprocess.run([sys.executable, script, *given], capture_output=True, text=True, check=check)
         return done.stdout + done.stderr
 
     first = run()
@@ -123,6 +123,12 @@ def test_the_secrets_are_files_that_the_script_makes(tmp_path: Path) -> None:
     again = {path.name: path.read_text() for path in (tmp_path / "secrets").iterdir()}
     assert {name for name in kept if kept[name] != again[name]} == {"jwt_secret"}
     assert (tmp_path / "secrets").stat().st_mode & 0o077 == 0
+    (tmp_path / "secrets/jwt_secret").unlink()
+    assert "has another ledger, or none: write the URL into it" in run("postgresql+psycopg://db/shop", check=False)
+    assert not (tmp_path / "secrets/jwt_secret").exists()
+    (tmp_path / "secrets/.jwt_secret.new").write_text("a run that was ki")
+    assert "password" in run("")
+    assert len((tmp_path / "secrets/jwt_secret").read_text()) == 64
     (tmp_path / "secrets/spark.conf").unlink()
     (tmp_path / "secrets/jwt_secret").unlink()
     assert "spark.conf is missing, and connections.json, which is there" in run(check=False)
