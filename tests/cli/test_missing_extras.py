@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -11,7 +12,7 @@ import pytest
 
 import broker
 from recovery.cli.shared import USAGE, WELL
-from recovery.cli.terminal.extras import EXTRAS
+from recovery.cli.terminal.extras import EXTRAS, REQUIRED
 from tests.cli.command import Ran
 from tests.house.tree import ROOT
 
@@ -83,6 +84,13 @@ def test_one_module_of_an_extra_may_be_there(store: Path) -> None:
     assert ran == Ran(USAGE, "", "checkback: this needs tenacity: install checkback with its extra 'sql'\n")
 
 
+def test_what_comes_with_every_installation_is_named_when_it_is_gone(store: Path) -> None:
+    """It was called a defect of checkback, with exit code 70."""
+    ran = without("pyarrow", "verify", store, cwd=store.parent)
+    text = "this needs pyarrow, which comes with checkback: install checkback again, with its dependencies"
+    assert ran == Ran(USAGE, "", f"checkback: {text}\n")
+
+
 @pytest.mark.parametrize("verb", ["info", "verify", "pending", "consumer", "dlq", "retain", "metrics"])
 def test_what_needs_no_extra_works_without_one(verb: str, store: Path) -> None:
     ran = without(ALL, verb, store, cwd=store.parent)
@@ -92,3 +100,4 @@ def test_what_needs_no_extra_works_without_one(verb: str, store: Path) -> None:
 def test_the_extras_are_those_of_the_distribution() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert set(EXTRAS.values()) <= set(project["optional-dependencies"])
+    assert set(REQUIRED) < {re.split("[<>=]", one)[0] for one in project["dependencies"]}
