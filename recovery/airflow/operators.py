@@ -298,12 +298,18 @@ class ParkedOperator(StoreOperator):
         self.only = only
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
-        """One entry for each, with what a person needs to decide."""
+        """One entry for each, with what a person needs to decide. Raises AirflowFailException for another `only`."""
         from recovery.jobs import tasks
 
         only = int(self.only) if self.only not in (None, "", "None") else None
         now = time.time_ns() // 1_000_000  # for how long it has been in doubt when the question is put
-        return tasks.parked(self.store_path(), name=self.store, now_ms=now, only=only)
+        found = tasks.parked(self.store_path(), name=self.store, now_ms=now, only=only)
+        if only is not None and not found:
+            text = f"no transaction is parked whose half message is at CommitLog offset {only}: nothing was asked"
+            raise AirflowFailException(
+                f"{self.store_path()}: {text}. The page and `checkback park-list` have the offsets"
+            )
+        return found
 
 
 _PINS_LOGGED = 20

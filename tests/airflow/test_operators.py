@@ -16,12 +16,12 @@ from recovery.airflow import approval, operators
 from recovery.airflow.approval import AskOperator
 from recovery.airflow.assets import verified
 from recovery.airflow.hook import database_url, spark_connection
-from recovery.airflow.operators import CheckBackOperator, NoFindingsOperator, VerifyOperator, question
+from recovery.airflow.operators import CheckBackOperator, NoFindingsOperator, ParkedOperator, VerifyOperator, question
 from recovery.airflow.sensors import MessageSensor
 from recovery.airflow.versions import AirflowFailException, AirflowSkipException
 from tests.airflow.bags import DagSerialization
 from tests.airflow.dag_runs import context
-from tests.jobs.shops import ANSWERS, bodies, shop, spoil_slot
+from tests.jobs.shops import ANSWERS, bodies, park, shop, spoil_slot
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -120,6 +120,18 @@ def test_passwords_come_from_connections_and_are_rendered_nowhere(
     assert SECRET not in kept
     assert quote(SECRET, safe="") not in kept
     assert not {"ledger", "resolver", "resolvers", "catalog"} & set(CheckBackOperator.template_fields)
+
+
+def test_a_parked_transaction_that_is_none_is_red(tmp_path: Path) -> None:
+    """A digit too few in the form: the run was green, and nobody was asked."""
+    path = shop(tmp_path / "shop", orders=1)
+    (offset,) = park(path)
+    assert len(ParkedOperator(task_id="parked", path=str(path), only=str(offset)).execute(context())) == 1
+    with pytest.raises(
+        AirflowFailException, match=f"no transaction is parked .* CommitLog offset {offset + 1}: nothing"
+    ):
+        ParkedOperator(task_id="parked", path=str(path), only=str(offset + 1)).execute(context())
+    assert ParkedOperator(task_id="parked", path=str(shop(tmp_path / "other", 1))).execute(context()) == []
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 On demand, for transactions that nobody could answer for: each waits on the page of required actions until a person
 decides (`decide`), and what was decided is done at once (`resolve`). Without a form every parked transaction is asked
-about, twenty at a time; with a CommitLog offset that one alone.
+about, twenty at a time; with a CommitLog offset that one alone. `parked` is red when none is parked there (any more).
 
 - **Commit**: the message is delivered. **Roll back**: it never is. Neither can be taken back.
 - **Ask again**: check-back checks it again from now on. **Leave**: it stays parked, as it does when time runs out.
