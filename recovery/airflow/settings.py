@@ -194,7 +194,8 @@ def _parsed(text: str, where: str) -> StoreList:
     if not text and where == _SETTING:  # nobody has set it; an empty file is one that somebody has yet to fill
         return StoreList()
     try:
-        parsed = (json.loads if text.lstrip().startswith("{") else tomllib.loads)(text)
+        is_json = text.lstrip().startswith("{")
+        parsed = json.loads(text, object_pairs_hook=_each_once) if is_json else tomllib.loads(text)
     except ValueError as error:
         raise BadSettings(f"{where} cannot be read: {error}") from None
     except RecursionError:
@@ -212,6 +213,15 @@ def _parsed(text: str, where: str) -> StoreList:
             alerts = values.get("alerts") if isinstance(values, Mapping) else None
             shown = _name_of_dag(name, {*tables, *(broken.name for broken in found.broken)})
             found.broken.append(BrokenStore(shown, str(error), alerts if isinstance(alerts, str) else None))
+    return found
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON. Of two values of one name json takes the last: a store would go without a word."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r:.60} is there twice")
     return found
 
 

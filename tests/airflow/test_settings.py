@@ -47,6 +47,10 @@ def test_the_setting_itself_may_be_json(monkeypatch: pytest.MonkeyPatch) -> None
         ("/nowhere/stores.toml", "No such file"),
         ('{"stores": ', "cannot be read"),
         ('{"stores": []}', "a table for each store"),
+        (
+            '{"stores": {"shop": {"path": "/srv/a"}, "shop": {"path": "/srv/b"}}}',
+            "cannot be read: 'shop' is there twice",
+        ),
     ],
 )
 def test_a_file_that_cannot_be_read_is_said(text: str, why: str) -> None:
