@@ -59,11 +59,11 @@ class CallableResolver:
         """
         try:
             value = _imported(name)
-        except BrokerError:
+        except (BrokerError, KeyboardInterrupt):
             raise
         except (ImportError, AttributeError) as error:
             raise BrokerError(f"{name} cannot be loaded: {error}") from error
-        except (Exception, SystemExit) as error:  # a module runs at its import; one that exits would end this process
+        except BaseException as error:  # a module runs at its import: one that exits would end this process
             raise BrokerError(f"{name} cannot be loaded: {type(error).__name__}: {error}") from error
         asked = getattr(value, "check_local_transaction", value)
         if not callable(asked) or isinstance(asked, BuiltinFunctionType):  # as os:system, which knows no transaction
