@@ -22,7 +22,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from broker.errors import NotAStore, StoreError
+from broker.errors import CorruptStore, NotAStore, StoreError
 from broker.store.disk.files import Disk, Entry, Missing, ReadFile
 from broker.store.disk.open_files import OpenFiles
 from broker.store.read.directory import StoreDirectory
@@ -230,7 +230,11 @@ class ArchiveDisk(Disk):
         except FileNotFoundError as error:
             raise Missing(f"{path}: there is no such file", path=path) from error
         except (OSError, pa.ArrowException) as error:
-            raise StoreError(f"{path} cannot be unpacked as {compression}: {error}", path=path) from error
+            text = (
+                f"{path} cannot be unpacked as {compression}: {error}. Put a whole copy in its place, or move it out of"
+            )
+            text = f"{text} the store: what is missing then is a finding, and what can be read is read"
+            raise CorruptStore(text, path=path) from error
 
 
 class _RemoteFile(ReadFile):

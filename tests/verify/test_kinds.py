@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from broker.errors import NotAStore
+from broker.errors import CorruptStore, NotAStore
 from broker.format.consumequeue import BatchUnit, Unit
 from broker.format.index import IndexHeader, IndexItem
 from recovery.verify.verifier import verify
@@ -180,6 +180,20 @@ def test_a_packed_segment_in_place_of_one_is_named(small_segments: Path, capsys:
     assert f"{middle.name}.gz lies in its place" in ran.out
     assert f"explains {cause.consequences.most_common(1)[0][1]:,} " in ran.out
     assert "checkback rebuild" not in ran.out, "no advice to build queues from a log with a hole"
+
+
+def test_a_packed_segment_that_was_cut_is_damage(small_segments: Path) -> None:
+    """Half an archive is a damaged log, exit code 4; the sentence says how the rest is read nevertheless."""
+    segment = min((small_segments / "commitlog").iterdir())
+    packed = gzip.compress(segment.read_bytes())
+    (archive := segment.with_name(f"{segment.name}.gz")).write_bytes(packed[: len(packed) // 2])
+    segment.unlink()
+    with pytest.raises(
+        CorruptStore, match=r"0\.gz cannot be unpacked as gzip: .* Put a whole copy in its place, or move"
+    ):
+        verify_inline(str(small_segments), 4000)
+    archive.unlink()
+    assert verify_inline(str(small_segments), 4000).records
 
 
 def test_the_last_segment_is_missing(small_segments: Path) -> None:
