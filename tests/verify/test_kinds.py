@@ -211,6 +211,19 @@ def test_the_first_segment_is_missing(small_segments: Path) -> None:
     assert "retention removed them, or they were lost" in entry.why
 
 
+def test_what_lies_beside_the_segments_is_not_judged(small_segments: Path) -> None:
+    """A segment with another name, or in a directory, may be a part of the log: `ok` alone would hide that."""
+    log = small_segments / "commitlog"
+    for name in ("00000000000099999999.bak", ".DS_Store"):
+        (log / name).write_bytes(b"?")
+    (log / "00000000000088888888").mkdir()
+    report = verify(small_segments)
+    assert report.ok
+    names = {"00000000000099999999.bak", "00000000000088888888"}
+    assert {one.path for one in report.not_judged} == {str(log / name) for name in names}
+    assert comparable(verify_inline(str(small_segments), 4000)) == comparable(report)
+
+
 def test_a_copy_whose_log_is_older_than_its_queues(small_segments: Path) -> None:
     report = verify(small_segments)
     last = max((small_segments / "commitlog").iterdir())
