@@ -247,8 +247,9 @@ def salvage(
     """Copy the readable records of a corrupt store into a new one. The old store is only read.
 
     Every whole record keeps its CommitLog offset. Lost ranges are bridged, so that RocketMQ reads past them. The
-    ConsumeQueues and the other derived files are left out: a broker builds them when it starts. Exits with 1 when
-    the new store lacks something that no broker can rebuild.
+    ConsumeQueues and the other derived files are left out: a broker builds them when it starts. Exits with 0 when
+    messages are lost: the list of them is the result. Exits with 1 when other files of a broker are left behind that
+    no broker can make again.
     """
     from recovery.cli.terminal import tables as screen
     from recovery.repair.salvage import salvage as copy
