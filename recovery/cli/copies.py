@@ -95,9 +95,10 @@ def export(
     until: Until = "",
     limit: Limit = None,
 ) -> None:
-    """Write messages to a file, a line of JSON each, for checkback replay. Half messages are left out.
+    """Write messages to a file, a line of JSON each, for checkback replay.
 
-    Changes nothing in the store. Exits with 1 when nothing is found; then the file holds its first line only.
+    Half messages, and messages that wait for their delay, are left out. Changes nothing in the store. Exits with 1 when
+    nothing is found; then the file holds its first line only.
     """
     from recovery.views.messages.export import export as write
 

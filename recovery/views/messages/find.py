@@ -18,7 +18,7 @@ from broker.format import properties as names
 from broker.format.commitlog import Record
 from broker.format.record.innerbatch import inner_records
 from broker.format.sysflag import INNER_BATCH, TransactionType
-from broker.format.topics import HALF_TOPIC, PARK_TOPIC, SYSTEM_PREFIX
+from broker.format.topics import HALF_TOPIC, PARK_TOPIC, SEND_REFUSED_TOPICS, SYSTEM_PREFIX
 from broker.message import ReceivedMessage
 from recovery.views.lookup import records_of
 
@@ -52,8 +52,8 @@ class Query:
 
 
 def is_delivered(record: Record) -> bool:
-    """Whether a record is a message that consumers of an application's topic get."""
-    own = record.topic.startswith((SYSTEM_PREFIX, SYSTEM_PREFIX.upper())) or record.topic in (HALF_TOPIC, PARK_TOPIC)
+    """Whether a record is a message that consumers of an application's topic get; one that waits for a delay is not."""
+    own = record.topic.startswith((SYSTEM_PREFIX, SYSTEM_PREFIX.upper())) or record.topic in SEND_REFUSED_TOPICS
     return record.transaction_type in _DELIVERED and not own
 
 
