@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any
 
 import broker
+from broker.errors import CorruptRecord
 from broker.format import properties as names
 from broker.format.commitlog import Record
 from broker.format.record.innerbatch import inner_records
@@ -91,11 +92,16 @@ def _indexed(store: broker.Store, query: Query) -> list[Record]:
 
 
 def _messages(record: Record, query: Query) -> Iterator[ReceivedMessage]:
-    if record.sys_flag & INNER_BATCH:
-        inside = list(inner_records(record))
-        yield from (ReceivedMessage.of(one) for one in inside if query.identifier or query.holds(one))
-    else:
-        yield ReceivedMessage.of(record)
+    inside = _inside(record) if record.sys_flag & INNER_BATCH else [record]
+    yield from (ReceivedMessage.of(one) for one in inside if query.identifier or query.holds(one))
+
+
+def _inside(batch: Record) -> list[Record]:
+    """The messages of a batch. One that cannot be taken apart, as where no CRC covers its sys_flag, is one message."""
+    try:
+        return list(inner_records(batch))
+    except CorruptRecord:
+        return [batch]
 
 
 def found_json(message: ReceivedMessage) -> dict[str, Any]:
