@@ -144,8 +144,9 @@ ROUTES: dict[int, Route] = {
 def admitted(context: ServerContext, control: acl.AccessControl | None, request: Request) -> tuple[Route, Request]:
     """What answers a request, and the request with its account, once it is sure that its sender may ask.
 
-    Raises Refused, ProtocolError.
+    Raises Refused, ProtocolError, StoreError when the store was closed before its server.
     """
+    context.store.writer.check_open()
     command = request.command
     route = ROUTES.get(command.code)
     if route is None:

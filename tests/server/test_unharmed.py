@@ -337,3 +337,27 @@ def test_a_change_of_a_group_that_cannot_be_written_is_none(
     assert (groups.is_paused("billing"), groups.get("new")) == (False, None)
     groups.pause("billing")
     assert groups.is_paused("billing")
+
+
+def test_a_store_that_is_closed_before_its_server_is_a_sentence(
+    serve: Serve, connect: Connect, store: broker.LiveStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """For every request, also one that reads no file, and for a pull that waits."""
+    server = serve()
+    client = connect(server)
+    client.publish("orders", b"x")
+    client.heartbeat(consumer="billing", topics={"orders": "*"})
+    waits = client.pull("billing", "orders", 1, hold_ms=20_000)
+    client.request(Code.GET_MAX_OFFSET, {"topic": "orders", "queueId": 0})
+    store.close()
+    answers = [
+        client.publish("orders", b"y"),
+        client.heartbeat(consumer="billing", topics={"orders": "*"}),
+        client.answer(client.pull("billing", "orders", 0)),
+        client.request(Code.GET_MAX_OFFSET, {"topic": "orders", "queueId": 0}),
+        client.request(Code.GET_ROUTEINFO_BY_TOPIC, {"topic": "orders"}),
+    ]
+    server.close()
+    answers.append(client.answer(waits))
+    assert [("belongs to a store that was closed" in (one.remark or "")) for one in answers] == [True] * 6
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []

@@ -144,7 +144,11 @@ def _begun(request: Request, header: PullMessageRequestHeader, wanted: Wanted, s
 
 
 def look(context: ServerContext, held: Held, *, cached_only: bool = False) -> RemotingCommand | Held:
-    """The answer to a pull, or the pull again when it is to wait on. With `cached_only` raises NotCached."""
+    """The answer to a pull, or the pull again when it is to wait on.
+
+    With `cached_only` raises NotCached. Raises StoreError when the store was closed while the pull waited.
+    """
+    context.store.writer.check_open()
     header = held.header
     first, end = queue_range(context.store, header.topic, header.queue_id, cached_only=cached_only)
     moved = context.positions.take_reset(
