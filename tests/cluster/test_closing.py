@@ -11,7 +11,8 @@ import broker
 from broker.cluster.network import event_loop
 from broker.cluster.network.event_loop import LoopThread
 from broker.errors import ClusterError
-from tests.backends.clusters import Connected
+from broker.remoting.codes import RequestCode
+from tests.backends.clusters import CALL_S, Connected
 
 
 def test_a_resolver_that_hangs_is_left_alone(served: Connected, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,3 +49,14 @@ def test_a_call_that_meets_the_close_has_its_error(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(thread, "check", check_and_close)
     with pytest.raises(ClusterError, match="was closed"):
         thread.run(asyncio.sleep(0))
+
+
+def test_a_broker_that_hangs_is_told_once_that_its_client_leaves(served: Connected) -> None:
+    """Not for each producer group, each of which would take as long as a call may."""
+    for number in range(3):
+        served.client.producer(f"shop-{number}").send(broker.Message("carts", b"lamp"))
+    object.__setattr__(served.client._settings, "call_timeout_s", CALL_S)
+    served.proxy.answer = lambda _: None
+    served.client.close()
+    told = [one for one in served.proxy.passed if one.code == RequestCode.UNREGISTER_CLIENT]
+    assert len(told) == 1

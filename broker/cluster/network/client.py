@@ -161,11 +161,13 @@ class ClusterClient:
         if self.consumer is not None:
             groups.append((None, self.consumer().group))
         open_ = [one for one in self.routes.masters if one in self.channels.addresses]
-        for address in open_:
+        await asyncio.gather(*(self._leave(address, groups) for address in open_))
+
+    async def _leave(self, address: str, groups: list[tuple[str | None, str | None]]) -> None:
+        with contextlib.suppress(BrokerError):  # it does not answer: nor would it for the next group
             for producer_group, consumer_group in groups:
                 header = UnregisterClientRequestHeader(self.client_id, producer_group, consumer_group)
-                with contextlib.suppress(BrokerError):
-                    await self.channels.request(address, RequestCode.UNREGISTER_CLIENT, header)
+                await self.channels.request(address, RequestCode.UNREGISTER_CLIENT, header)
 
     async def close(self) -> None:
         """Leave the groups and close every connection."""
