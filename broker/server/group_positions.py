@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from broker.consuming.group.consumer_table import UNSET
 from broker.consuming.group.members import MemberKind
 from broker.consuming.group.membership import Membership, client_id
+from broker.consuming.group.offset_export import SCHEDULE_GROUP
 from broker.consuming.group.positions import Positions
-from broker.errors import StoreError
+from broker.errors import NotPermitted, StoreError
 
 if TYPE_CHECKING:
     from broker.live import LiveStore
@@ -126,7 +127,10 @@ class GroupPositions:
         return self.table.exchange.offsets().positions.get((topic, group), {}).get(queue_id) if cell is None else None
 
     def commit(self, group: str, topic: str, queue_id: int, queue_offset: int) -> None:
-        """A group goes on from here: never beyond the queue, and not while another has the queue or it is reset."""
+        """A group goes on from here: never beyond the queue, and not while another has the queue or it is reset.
+
+        Raises NotPermitted, as `reset` and `forget` do, for the group by which the store delivers delayed messages.
+        """
         end = self._store.queue_end(topic, queue_id)
         cells = self.table.cells
         with self._lock:
@@ -158,11 +162,13 @@ class GroupPositions:
         return True
 
     def _may_commit(self, group: str, topic: str, queue_id: int, queue_offset: int) -> bool:
+        _check_group(group)
         is_reset = self.is_reset(group, topic, queue_id)
         return queue_offset >= 0 and not is_reset and not self.is_leased(group, topic, queue_id)
 
     def reset(self, group: str, topic: str, queue_id: int, queue_offset: int, *, is_online: bool) -> None:
         """Put a group elsewhere; clients that are connected hear of it with their next pull."""
+        _check_group(group)
         cells = self.table.cells
         with self._lock:
             is_leased = self.is_leased(group, topic, queue_id)  # then its consumer notices by the fence
@@ -209,11 +215,18 @@ class GroupPositions:
 
     def forget(self, group: str) -> None:
         """A deleted group begins again when it comes back."""
+        _check_group(group)
         cells = self.table.cells
         with cells.lock:
             for cell, (name, _, queue_id) in list(cells.all()):
                 if name == group and queue_id >= 0:
                     cells.set_position(cell, UNSET)
+
+
+def _check_group(group: str) -> None:
+    """A client that moved this group would lose delayed messages of everyone, or have them delivered again."""
+    if group == SCHEDULE_GROUP:
+        raise NotPermitted(f"the group {group} is the store's own: it delivers delayed messages. Take another name")
 
 
 def check_local(positions: GroupPositions, group: str, topics: Iterable[str]) -> str | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import broker
+from broker.consuming.group.offset_export import SCHEDULE_GROUP
 from broker.format import properties as names
 from broker.remoting.codes import RequestCode as Code
 from broker.remoting.codes import ResponseCode as Answer
@@ -239,6 +240,29 @@ def test_a_body_that_only_begins_as_a_compressed_one_holds_nothing_up(
     assert [message and message.body for message in got] == [begins, b"next"]
     by_key = {"topic": "orders", "key": "k", "maxNum": 32, "beginTimestamp": 0, "endTimestamp": (1 << 63) - 1}
     assert len(records_of(client.request(Code.QUERY_MESSAGE, by_key).body)) == 2
+
+
+def test_no_client_moves_the_group_that_delivers_delayed_messages(serve: Serve, connect: Connect) -> None:
+    """It would lose delayed messages of everyone, or have them delivered twice."""
+    client = connect(serve(delay_levels=" ".join(["1s"] * 18)))
+    client.publish("orders", b"later", DELAY="3")
+    group, topic, queue = SCHEDULE_GROUP, "SCHEDULE_TOPIC_XXXX", {"topic": "SCHEDULE_TOPIC_XXXX", "queueId": 2}
+    client.pulled(group, topic, queue_id=2)  # makes the group
+    client.pulled("billing", topic, queue_id=2)
+    client.request(Code.UPDATE_CONSUMER_OFFSET, queue | {"consumerGroup": "billing", "commitOffset": 1})
+    pull = queue | {"consumerGroup": group, "queueOffset": 1, "maxMsgNums": 1, "sysFlag": 5, "commitOffset": 1,
+                    "suspendTimeoutMillis": 0, "subVersion": 0, "subscription": "*"}  # fmt: skip
+    reset = {"timestamp": -1, "isForce": "true", "offset": 1}
+    for code, ext in (
+        (Code.UPDATE_CONSUMER_OFFSET, queue | {"consumerGroup": group, "commitOffset": 1}),
+        (Code.PULL_MESSAGE, pull),
+        (Code.INVOKE_BROKER_TO_RESET_OFFSET, queue | reset | {"group": group}),
+        (Code.CLONE_GROUP_OFFSET, {"srcGroup": "billing", "destGroup": group, "topic": topic}),
+        (Code.DELETE_SUBSCRIPTIONGROUP, {"groupName": group, "cleanOffset": "true"}),
+    ):
+        assert client.request(code, ext).code == Answer.NO_PERMISSION
+    answer = client.answer(client.pull("billing", "orders", hold_ms=10_000), timeout_s=15)
+    assert [record.body for record in records_of(answer.body)] == [b"later"]
 
 
 def test_a_delayed_message_whose_properties_are_full_comes_as_others_do(serve: Serve, connect: Connect) -> None:
