@@ -171,6 +171,30 @@ def test_a_field_that_the_handler_does_not_read_gives_no_right(
     assert signed(client, *ours, Code.VIEW_MESSAGE_BY_ID, {"offset": own}) == Answer.SUCCESS
 
 
+@pytest.mark.parametrize("topic", ["RMQ_SYS_TRANS_HALF_TOPIC", "TRANS_CHECK_MAX_TIME_TOPIC", "SCHEDULE_TOPIC_XXXX"])
+def test_a_default_right_reads_no_topic_with_the_messages_of_others(
+    serve: Serve, connect: Connect, store: broker.LiveStore, tmp_path: Path, topic: str
+) -> None:
+    """Else who may read every topic but one reads that one's messages while they are half, parked or delayed."""
+    path = tmp_path / "plain_acl.yml"
+    made = [
+        f"  - accessKey: {name}\n    secretKey: of-all-others\n    defaultTopicPerm: SUB\n    defaultGroupPerm: SUB\n"
+        f"    topicPerms: [{', '.join(rights)}]\n"
+        for name, rights in (("curious", ["private=DENY"]), ("operator", ["private=DENY", f"{topic}=SUB"]))
+    ]
+    path.write_text(ACL + "".join(made))
+    store.create_topic(topic, queues=1, message_type="", change=False)
+    client = connect(serve(acl=str(path)))
+    place = {"topic": topic, "queueId": 0}
+    pull = place | {"consumerGroup": "billing", "queueOffset": 0, "maxMsgNums": 1, "sysFlag": 4, "commitOffset": 0,
+                    "suspendTimeoutMillis": 0, "subVersion": 0, "subscription": "*"}  # fmt: skip
+    query = {"topic": topic, "key": "k", "maxNum": 1, "beginTimestamp": 0, "endTimestamp": 1 << 60}
+    units = place | {"index": 0, "count": 1}
+    for code, ext in ((Code.PULL_MESSAGE, pull), (Code.QUERY_MESSAGE, query), (Code.QUERY_CONSUME_QUEUE, units)):
+        assert signed(client, "curious", "of-all-others", code, ext) == Answer.NO_PERMISSION
+        assert signed(client, "operator", "of-all-others", code, ext) != Answer.NO_PERMISSION
+
+
 def test_locks_need_the_right_of_their_group(serve: Serve, connect: Connect, tmp_path: Path) -> None:
     path = tmp_path / "plain_acl.yml"
     path.write_text(ACL)

@@ -38,6 +38,7 @@ class Need(NamedTuple):
 
 
 Needs = Callable[[ServerContext, Request], Iterator[Need]]
+_OF_OTHERS = frozenset((HALF_TOPIC, PARK_TOPIC, SCHEDULE_TOPIC))  # half, parked and delayed messages of every topic
 
 
 def check(context: ServerContext, request: Request, needs: Needs) -> None:
@@ -51,8 +52,13 @@ def check(context: ServerContext, request: Request, needs: Needs) -> None:
 
 
 def permits(account: Account | None, need: Need) -> bool:
-    """Whether an account has a right; the retries and dead letters of a group are those of who may consume for it."""
+    """Whether an account has a right; the retries and dead letters of a group are those of who may consume for it.
+
+    A topic with the messages of others is of those for whom the file names it: a default does not say it.
+    """
     right, topic, group = need
+    if topic in _OF_OTHERS and account is not None and not account.is_admin:
+        return right in account.topics.get(topic, ())
     for prefix in (RETRY_PREFIX, DLQ_PREFIX):
         if topic.startswith(prefix):
             right, topic, group = SUB, "", topic.removeprefix(prefix)
@@ -91,7 +97,7 @@ def _to_read(context: ServerContext, commitlog_offset: int) -> Iterator[Need]:
     """By the topic of the message itself: while it is half, parked or delayed, its record has another one."""
     record = record_at(context.store, commitlog_offset)
     if record is not None:
-        is_kept = record.topic in (HALF_TOPIC, PARK_TOPIC, SCHEDULE_TOPIC)
+        is_kept = record.topic in _OF_OTHERS
         yield Need(SUB, record.property_map.get(names.REAL_TOPIC, record.topic) if is_kept else record.topic)
 
 
