@@ -17,6 +17,7 @@ from broker.consuming.group.membership import Membership, client_id
 from broker.consuming.group.offset_export import SCHEDULE_GROUP
 from broker.consuming.group.positions import Positions
 from broker.errors import NotPermitted, StoreError
+from broker.format.topics import CHECK_GROUP
 
 if TYPE_CHECKING:
     from broker.live import LiveStore
@@ -129,7 +130,7 @@ class GroupPositions:
     def commit(self, group: str, topic: str, queue_id: int, queue_offset: int) -> None:
         """A group goes on from here: never beyond the queue, and not while another has the queue or it is reset.
 
-        Raises NotPermitted, as `reset` and `forget` do, for the group by which the store delivers delayed messages.
+        Raises NotPermitted, as `reset` and `forget` do, for a group that is the store's own.
         """
         end = self._store.queue_end(topic, queue_id)
         cells = self.table.cells
@@ -224,9 +225,9 @@ class GroupPositions:
 
 
 def _check_group(group: str) -> None:
-    """A client that moved this group would lose delayed messages of everyone, or have them delivered again."""
-    if group == SCHEDULE_GROUP:
-        raise NotPermitted(f"the group {group} is the store's own: it delivers delayed messages. Take another name")
+    """Who moved these would lose delayed messages of everyone, and hide half messages from a broker's check loop."""
+    if group in (SCHEDULE_GROUP, CHECK_GROUP):
+        raise NotPermitted(f"the group {group} is the store's own, and no client's to move: take another name")
 
 
 def check_local(positions: GroupPositions, group: str, topics: Iterable[str]) -> str | None:

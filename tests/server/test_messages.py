@@ -11,6 +11,7 @@ import pytest
 import broker
 from broker.consuming.group.offset_export import SCHEDULE_GROUP
 from broker.format import properties as names
+from broker.format.topics import CHECK_GROUP
 from broker.remoting.codes import RequestCode as Code
 from broker.remoting.codes import ResponseCode as Answer
 from broker.store.read.commitlog import CommitLog
@@ -242,11 +243,12 @@ def test_a_body_that_only_begins_as_a_compressed_one_holds_nothing_up(
     assert len(records_of(client.request(Code.QUERY_MESSAGE, by_key).body)) == 2
 
 
-def test_no_client_moves_the_group_that_delivers_delayed_messages(serve: Serve, connect: Connect) -> None:
-    """It would lose delayed messages of everyone, or have them delivered twice."""
+@pytest.mark.parametrize("group", [SCHEDULE_GROUP, CHECK_GROUP])
+def test_no_client_moves_a_group_of_the_stores_own(serve: Serve, connect: Connect, group: str) -> None:
+    """By the first one delayed messages are delivered, by the second a broker knows which half messages to check."""
     client = connect(serve(delay_levels=" ".join(["1s"] * 18)))
     client.publish("orders", b"later", DELAY="3")
-    group, topic, queue = SCHEDULE_GROUP, "SCHEDULE_TOPIC_XXXX", {"topic": "SCHEDULE_TOPIC_XXXX", "queueId": 2}
+    topic, queue = "SCHEDULE_TOPIC_XXXX", {"topic": "SCHEDULE_TOPIC_XXXX", "queueId": 2}
     client.pulled(group, topic, queue_id=2)  # makes the group
     client.pulled("billing", topic, queue_id=2)
     client.request(Code.UPDATE_CONSUMER_OFFSET, queue | {"consumerGroup": "billing", "commitOffset": 1})
