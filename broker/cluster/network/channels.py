@@ -94,7 +94,7 @@ class Channels:
                 text = "TLS failed: it closed the connection. Does it speak TLS? Without it, leave out tls"
                 raise ClusterError(f"{address}: {text}") from None
             raise ClusterError(f"{address} takes no connection: {error}") from None
-        except (OSError, ValueError, OverflowError) as error:  # a route may name what is no address, and no port
+        except (OSError, ValueError, OverflowError) as error:  # a route may name anything
             raise ClusterError(f"{address} takes no connection: {error}") from None
         return made
 
