@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _KEY_SIZE = 64  # characters
 _ON_CONFLICT = ("sqlite", "postgresql")
+_NO_TABLE = ("42P01", 1146)
 _RUN_SYNC = "call it in `await session.run_sync(lambda session: ...)`"
 
 
@@ -101,8 +102,21 @@ class Processed:
 def insert_once(session: Session, table: Table, row: Mapping[str, Any]) -> bool:
     """Insert a row in the session's transaction; False when a row with its key is there.
 
-    Another transaction that is inserting the same key at this moment is waited for. Raises BrokerError.
+    Another transaction that is inserting the same key at this moment is waited for. Raises BrokerError, also
+    for a table that is not there.
     """
+    from sqlalchemy.exc import DatabaseError
+
+    try:
+        return _inserted(session, table, row)
+    except DatabaseError as error:
+        if not _is_missing_table(error.orig):
+            raise
+        step = "make it with create_all(engine) of what it is of, or with a migration of its `metadata`"
+        raise BrokerError(f"the table {table.name} is not in the database: {step}") from error
+
+
+def _inserted(session: Session, table: Table, row: Mapping[str, Any]) -> bool:
     dialect = session.get_bind(clause=table).dialect.name
     if dialect in _ON_CONFLICT:
         statement = _insert_of(dialect)(table).values(row).on_conflict_do_nothing()
@@ -119,6 +133,12 @@ def insert_once(session: Session, table: Table, row: Mapping[str, Any]) -> bool:
     except IntegrityError:
         return False
     return True
+
+
+def _is_missing_table(error: BaseException | None) -> bool:
+    """By SQLite's text, the SQLSTATE of PostgreSQL, the number of MySQL and MariaDB."""
+    numbers = (getattr(error, "sqlstate", None), *getattr(error, "args", ())[:1])
+    return any(one in numbers for one in _NO_TABLE) or "no such table" in str(error)
 
 
 def row_count(result: Any) -> int:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Annotated
 
 from recovery.cli.declaration import Argument, Option, VerbGroup
@@ -34,7 +31,7 @@ def transactions(
     from recovery.spark import jobs, sessions
 
     now_ms = time.time_ns() // 1_000_000
-    with _ended_as_by_ctrl_c(), Bar("Verifying") as progress:
+    with Bar("Verifying") as progress:
         if spark is None:
             written = in_memory.write_transactions(store, out, now_ms, progress=progress)
         else:
@@ -53,16 +50,6 @@ def transactions(
     if written.damages or written.bad_crcs:
         text = f"The log has {len(written.damages)} damaged place(s) and {written.bad_crcs} record(s) with a wrong CRC"
         show([f"{text}: transactions may be missing. Run: checkback verify {store}"])
-
-
-@contextmanager
-def _ended_as_by_ctrl_c() -> Iterator[None]:
-    """SIGTERM as Ctrl-C: by default it leaves the processes that work, and half of OUT in the way of the next run."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def report(

@@ -7,7 +7,9 @@ the reader of the output went away.
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -196,7 +198,8 @@ def whole_command_line() -> VerbGroup:
 def _sentences() -> Iterator[None]:
     """Whatever is raised inside becomes a sentence and an exit code."""
     try:
-        yield
+        with _ended_as_by_ctrl_c():
+            yield
     except _CLICKS_OWN:
         raise
     except BrokerError as error:
@@ -216,6 +219,19 @@ def _sentences() -> Iterator[None]:
             fail(needed, USAGE)
         text = f"checkback has a defect here: {type(error).__name__}: {error}. See the details with {DEBUG}=1"
         fail(text, DEFECT)
+
+
+@contextmanager
+def _ended_as_by_ctrl_c() -> Iterator[None]:
+    """SIGTERM as Ctrl-C: by default it leaves temporary files, processes, and half of what was to be there."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _code_of(error: BrokerError) -> int:

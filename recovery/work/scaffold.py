@@ -23,8 +23,10 @@ def make_application(directory: str) -> Iterator[str]:
     Raises BrokerError when the directory holds anything, and for a name that no module can have, or that is taken.
     """
     name = os.path.basename(os.path.normpath(directory))
-    if not _NAME.fullmatch(name) or keyword.iskeyword(name):
+    if not _NAME.fullmatch(name):
         raise BrokerError(f"{name!r:.60} cannot name an application: use a to z, digits and _, as in shop")
+    if keyword.iskeyword(name):
+        raise BrokerError(f"{name!r} cannot name an application: it is a word of Python's own. Use another, as shop")
     if name in ("broker", "recovery", "test") or name in sys.stdlib_module_names or name in packages_distributions():
         text = f"{name!r:.60} cannot name an application: Python has a module {name}, which it would hide"
         raise BrokerError(f"{text}. Use another name, as shop")

@@ -21,7 +21,7 @@ def load_app(target: str) -> App:
         sys.path.insert(0, directory)
     try:
         found: object = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a module runs at its import: one that exits would end this process
         raise BrokerError(f"{target}: {_why(error, module_name, directory)}") from error
     for name in attribute.split("."):
         found = getattr(found, name, None)
@@ -31,7 +31,7 @@ def load_app(target: str) -> App:
     return found
 
 
-def _why(error: Exception, module_name: str, directory: str) -> str:
+def _why(error: BaseException, module_name: str, directory: str) -> str:
     """Why a module cannot be imported, with the place in the application's own code."""
     if isinstance(error, ModuleNotFoundError) and error.name and f"{module_name}.".startswith(f"{error.name}."):
         return f"there is no module {error.name} in {directory}: run it in the directory of the application"

@@ -86,3 +86,23 @@ def test_an_interrupted_run_leaves_nothing(
         shutil.rmtree(out)  # the signal came when all was written
     assert (running.returncode, printed, said) == (130, "", "checkback: Interrupted.\n")
     assert not out.exists()
+
+
+def test_a_rebuild_that_is_terminated_leaves_no_temporary_files(tmp_path: Path, golden: Callable[[str], Path]) -> None:
+    """A timeout of an operator's job would fill /tmp with the size of the derived files each time."""
+    store, temporary = golden(STORE), tmp_path / "temporary"
+    temporary.mkdir()
+    for _ in range(10):
+        running = subprocess.Popen(
+            [sys.executable, "-m", "recovery.cli", "rebuild", store], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True, env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
+        )  # fmt: skip
+        while not list(temporary.iterdir()):
+            assert running.poll() is None, running.communicate()
+            time.sleep(0.001)
+        running.terminate()
+        printed, said = running.communicate(timeout=60)
+        if not printed:
+            break
+    assert (running.returncode, printed, said) == (130, "", "checkback: Interrupted.\n")
+    assert list(temporary.iterdir()) == []

@@ -7,11 +7,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from sqlalchemy import URL, Engine, MetaData, Table, event
+from sqlalchemy import URL, Engine, MetaData, Table, event, text
+from sqlalchemy.exc import DatabaseError
 from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.orm import Session
 
 import recovery.checkback.catalog
-from broker.database.dedup import Processed
+from broker.database.dedup import Processed, insert_once
+from broker.errors import BrokerError
 from broker.ledger import Ledger
 from recovery.checkback.catalog import Catalog
 
@@ -75,3 +78,15 @@ def test_another_process_is_first_while_a_coroutine_makes_them(url: URL, other_e
         await engine.dispose()
 
     asyncio.run(make())
+
+
+def test_a_table_that_nobody_made_is_named(engine: Engine) -> None:
+    """With the next step: a handler waits for its database, and its log would say "no such table" alone."""
+    rows = Processed(table="never_made").rows
+    row = {"consumer_group": "billing", "message_key": "k", "processed_ms": 1}
+    with Session(engine) as session, pytest.raises(BrokerError, match=r"the table never_made is not .*create_all"):
+        insert_once(session, rows, row)
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE made_otherwise (message_key VARCHAR(9))"))
+    with Session(engine) as session, pytest.raises(DatabaseError):  # anything else is said by the database
+        insert_once(session, Processed(table="made_otherwise").rows, row)

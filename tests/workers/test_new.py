@@ -67,6 +67,7 @@ def test_a_name_that_is_not_a_module_is_refused(
     ran = command(capsys, "new", name)
     assert ran.code == 2
     assert "cannot name an application" in ran.err
+    assert ("a word of Python's own" in ran.err) is (name == "class")
     assert list(tmp_path.iterdir()) == []
 
 

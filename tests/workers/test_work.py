@@ -110,6 +110,7 @@ MODULES = {
     "broken_one": "import broker\n\nvalue = 1 / 0\n",
     "unparsable_one": "def f(:\n",
     "missing_one": "import not_there_at_all\n",
+    "leaving_one": "import sys\nsys.exit(5)\n",
     "away_one": "import broker\nfrom sqlalchemy import create_engine\nfrom broker.testing.fixtures import SMALL\n"
     "engine = create_engine('postgresql+psycopg://127.0.0.1:1/shop')\n"
     "app = broker.App('away.store', engine=engine, topics=['orders'], layout=SMALL)\n",
@@ -123,6 +124,7 @@ WRONG = [
     (["broken_one:app"], "broken_one.py line 3: ZeroDivisionError: division by zero"),
     (["unparsable_one:app"], "unparsable_one.py line 1: invalid syntax"),
     (["missing_one:app"], "missing_one.py line 1: ModuleNotFoundError: No module named 'not_there_at_all'"),
+    (["leaving_one:app"], "leaving_one.py line 2: SystemExit: 5"),
     (
         ["away_one:app"],
         "the ledger's database postgresql+psycopg://127.0.0.1:1/shop does not answer: connection failed",
