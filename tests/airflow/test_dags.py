@@ -212,17 +212,12 @@ def test_recovery_asks_first_when_the_form_says_so(dag: Callable[..., DAG], tmp_
     assert tasks.crashed(str(path))
 
 
-def test_the_form_does_without_no_approval_that_the_settings_want(
-    dag: Callable[..., DAG], tmp_path: Path, api: TestClient
-) -> None:
+@pytest.mark.parametrize(("name", "task"), [("recover_after_crash", "plan"), ("rebuild_state_table", "compare")])
+def test_the_form_does_not_do_without_those_who_approve(dag: Callable[..., DAG], name: str, task: str) -> None:
     """Else each user who may start the DAG could untick the box, and needed none of the `approvers`."""
-    path = killed_shop(tmp_path / "shop")
-    with somebody(api, lambda question: ("Reject", "")) as person:
-        states = run(dag("recover_after_crash", path=path, ask=True), {"ask": False})
-    assert (states["recover"], len(person.questions)) == ("skipped", 1)
     for approvers, asks in (["ada"], True), ([], "{{ params.ask }}"):
-        compare: Any = dag("rebuild_state_table", path=path, approvers=approvers).get_task("compare")
-        assert compare.ask == asks
+        made: Any = dag(name, path="/srv/shop", ask=True, approvers=approvers).get_task(task)
+        assert made.ask == asks
 
 
 def test_an_approval_is_for_the_plan_that_was_shown(dag: Callable[..., DAG], tmp_path: Path, api: TestClient) -> None:

@@ -41,7 +41,8 @@ def make(store: StoreSettings, **overrides: Any) -> DAG:
     wiring = {"schedule": schedule(store), **shared(store, "recover_after_crash", within=timedelta(minutes=30))}
     with DAG(**{"doc_md": __doc__, "params": {"ask": ask_param(store)}, **wiring, **overrides}) as dag:
         target = store.target()
-        plan = PlanRecoveryOperator(task_id="plan", ask=asked_first(store.ask), take_over=store.take_over, **target)
+        ask = asked_first(store.ask and bool(store.approvers))
+        plan = PlanRecoveryOperator(task_id="plan", ask=ask, take_over=store.take_over, **target)
         approve = AskOperator(
             task_id="approve",
             question="{{ ti.xcom_pull('plan')['question'] }}",
