@@ -3,21 +3,25 @@
     %DLQ%group ──resend──► %RETRY%group, with all retries before it again
 
 A dead letter stays where it is: the log is never changed. It counts as resent once the retry topic holds a message
-with its unique key behind it, so resending twice sends once.
+with its unique key behind it, so resending twice sends once; while one run resends, another is refused.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from broker.consuming.redelivery import resent
-from broker.errors import BrokerError
+from broker.errors import BrokerError, StoreLocked
 from broker.format import properties as names
 from broker.format.topics import DLQ_PREFIX, dlq_topic, retry_topic
 from broker.live import LiveStore
 from broker.message import ReceivedMessage
+from broker.store.disk.paths import Paths, is_topic_directory
 from broker.store.read.store import Store
 from broker.transaction.events import WHY
 
@@ -86,8 +90,14 @@ def _letter(store: Store, group: str, message: ReceivedMessage) -> DeadLetter:
 def resend(store: LiveStore, group: str, ids: Collection[str] = ()) -> list[DeadLetter]:
     """Send dead letters to their group again, and return them; all that were not resent, or those with these ids.
 
-    An id is a message id or a unique key. Raises BrokerError when one of them is not a dead letter of the group.
+    An id is a message id or a unique key. Raises BrokerError when one of them is not a dead letter of the group, and
+    StoreLocked while they are resent elsewhere.
     """
+    with _alone(store, group):
+        return _resend(store, group, ids)
+
+
+def _resend(store: LiveStore, group: str, ids: Collection[str]) -> list[DeadLetter]:
     letters = list(dead_letters(store, group))
     known = {name for letter in letters for name in (letter.message_id, letter.unique_key) if name}
     for one in ids:
@@ -102,3 +112,26 @@ def resend(store: LiveStore, group: str, ids: Collection[str] = ()) -> list[Dead
         if record is not None:
             store.writer.append([resent(record, group)])
     return sent
+
+
+@contextlib.contextmanager
+def _alone(store: LiveStore, group: str) -> Iterator[None]:
+    """Of two at once each would find that nothing was resent yet, and send all. The lock goes with its process.
+
+    It is on the directory of the dead letters, so that no file has to be made for it.
+    """
+    topic = dlq_topic(group)
+    directory = Paths(store.path).topic(topic)
+    if not (is_topic_directory(topic) and os.path.isdir(directory)):  # no dead letters
+        yield
+        return
+    held = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            text = f"the dead letters of group {group} are being sent again by another run: wait until it has ended"
+            raise StoreLocked(text, path=store.path) from None
+        yield
+    finally:
+        os.close(held)

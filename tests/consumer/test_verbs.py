@@ -9,9 +9,14 @@ import pytest
 from click.testing import CliRunner
 
 import broker
+from broker.consuming.redelivery import resent
+from broker.errors import StoreLocked
+from broker.format.commitlog import Record
+from broker.store.write.pending_record import PendingRecord
 from broker.testing.crash_disk import SMALL
 from recovery.cli import consumer as verbs_consume
 from recovery.cli.declaration import VerbGroup
+from recovery.views import dead_letters
 
 WAIT_S = 20
 
@@ -61,6 +66,24 @@ def test_dlq_sends_them_again_once(path: str) -> None:
             found[message.body] = (message.reconsume_times, message.unique_key, message.topic)
             consumer.ack(message)
         assert found[b"a"] == (0, letter["unique_key"], "orders")
+
+
+def test_of_two_that_send_them_again_at_once_one_is_refused(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two operators, or a double click on the page: each would find that nothing was resent yet, and send all."""
+    sentences = []
+
+    def resent_beside_another(record: Record, group: str) -> PendingRecord:
+        monkeypatch.undo()
+        with broker.open(path) as other, pytest.raises(StoreLocked, match="wait until it has ended") as refused:
+            dead_letters.resend(other, "billing")
+        sentences.append(str(refused.value))
+        return resent(record, group)
+
+    monkeypatch.setattr("recovery.views.dead_letters.resent", resent_beside_another)
+    with broker.open(path) as store:
+        assert len(dead_letters.resend(store, "billing")) == len(sentences) == 1
+        assert store.queue_range("%RETRY%billing", 0) == (0, 1)
+    assert json.loads(run("dlq", path, "billing", "--resend", "--json")) == []
 
 
 def test_dlq_sends_one_of_them(path: str) -> None:
