@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -101,3 +102,18 @@ class Resolver(Protocol):
 
         Raises nothing: what goes wrong is an answer, too.
         """
+
+
+# A resolver quotes what it met, such as bytes that are not UTF-8: no record and no database takes half a surrogate
+# pair, no database a zero, and the two others separate properties in a record.
+_NOT_KEPT = re.compile("[\x00-\x02\ud800-\udfff]")
+
+
+def answers_to(resolver: Resolver, questions: Sequence[Question], now_ms: int) -> list[Answer]:
+    """Ask, if there is a question; what cannot be kept of a reason is escaped, so that no reason stops a round."""
+    answers = resolver.ask(questions, now_ms) if questions else []
+    return [answer._replace(why=_kept(answer.why)) for answer in answers]
+
+
+def _kept(why: str) -> str:
+    return _NOT_KEPT.sub(lambda sign: sign[0].encode("unicode_escape").decode("ascii"), why)

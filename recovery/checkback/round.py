@@ -30,7 +30,7 @@ from broker.transaction.service import Half
 from recovery.checkback.catalog import Attempt, Catalog
 from recovery.checkback.leader import myself
 from recovery.checkback.policy import AtLimit, Policy, Standing, Verdict, decide, next_check
-from recovery.checkback.protocol import Answer, Outcome, Question, Resolver
+from recovery.checkback.protocol import Answer, Outcome, Question, Resolver, answers_to
 
 LIMIT = 10_000
 """How many transactions one round checks."""
@@ -267,7 +267,7 @@ class CheckBack:
             chunk = chosen[start : start + _CHUNK]
             ask = [one for one in chunk if _is_asked(one)]
             questions = [Question(one.half, _reader(self._service.message, one.half)) for one in ask]
-            answers = self._resolver.ask(questions, now_ms) if questions else []
+            answers = answers_to(self._resolver, questions, now_ms)
             report.asked += len(ask)
             by_offset = {one.half.commitlog_offset: answer for one, answer in zip(ask, answers, strict=True)}
             for one in chunk:

@@ -35,12 +35,13 @@ class Told:
     def __init__(self) -> None:
         self.outcomes: dict[int, Outcome] = {}
         self.default = Outcome.UNKNOWN
+        self.why = "told so"
         self.asked: list[Half] = []
 
     def ask(self, questions: Sequence[Question], _now_ms: int) -> list[Answer]:
         self.asked += [question.half for question in questions]
         return [
-            Answer(self.outcomes.get(question.half.commitlog_offset, self.default), "told so") for question in questions
+            Answer(self.outcomes.get(question.half.commitlog_offset, self.default), self.why) for question in questions
         ]
 
 
@@ -219,6 +220,17 @@ def test_where_a_ledger_will_answer_one_day_the_limit_only_parks(room: Room, at_
     rule = Rule(jitter=0.0, longest_ms=12 * 60 * MINUTE, at_limit=at_limit)
     report = room.round(13 * 60 * MINUTE, rule=rule)
     assert (report.newly_parked, report.committed, report.rolled_back) == (1, 0, 0)
+    assert state(room, half) is TransactionState.PARKED
+
+
+def test_no_reason_stops_a_round(room: Room) -> None:
+    """A resolver quotes what it met, such as bytes that are not UTF-8: neither a catalog nor a record takes them."""
+    (half,) = room.prepare(**{LEDGER_KEY: new_key(1)})
+    room.told.default, room.told.why = Outcome.DOWN, "no file f\udcfcr\x00\x01\x02"
+    assert room.round(10 * MINUTE).down == 1
+    assert room.round(13 * 60 * MINUTE, rule=Rule(longest_ms=12 * 60 * MINUTE)).newly_parked == 1
+    (note,) = room.store.transactions.parked().values()
+    assert note.why.endswith(r"no file f\udcfcr\x00\x01\x02")
     assert state(room, half) is TransactionState.PARKED
 
 
