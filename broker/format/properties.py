@@ -153,6 +153,8 @@ def check(name: str, value: str) -> None:
     for text in (name, value):
         if "\x01" in text or "\x02" in text:
             raise MessageRejected(f"property {name!r} contains 0x01 or 0x02, which separate properties in the store")
+        if not text.isascii() and any("\ud800" <= sign <= "\udfff" for sign in text):
+            raise MessageRejected(f"property {name!r} holds {text!r:.60}, which UTF-8 cannot write. Give it in UTF-8")
 
 
 def keys(properties: Mapping[str, str]) -> list[str]:

@@ -19,6 +19,7 @@ from broker.enlisting.ledger_key import LEDGER_KEY
 from broker.errors import AlreadyEnded, BrokerError, CorruptStore, TransactionError
 from broker.format.java import decode_message_id
 from broker.live import LiveStore
+from broker.transaction.ends import check_extra
 from broker.transaction.events import BY, WHY, TransactionState
 from broker.transaction.service import Half
 from recovery.checkback.catalog import Catalog
@@ -146,10 +147,11 @@ def resolve(
 
     One whose outcome a ledger holds is refused without that ledger, unless `without_ledger` says that it is gone; then
     nothing protects against a contrary decision on another message of the same transaction. Raises TransactionError
-    when nobody says why.
+    when nobody says why, MessageRejected for a reason or a name that a record cannot hold.
     """
     if not why.strip():
         raise TransactionError("a decision needs its reason, for those who find it later: --why TEXT")
+    check_extra({WHY: why, BY: by})  # a refusal later would come behind the decision of the ledger
     found = []
     for half in halves:
         refusal = "" if without_ledger else _refusal(half, state, by, ledger, dry_run=dry_run)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import URL
+from sqlalchemy import URL, select
 
 import broker
 from broker.transaction.events import BY, WHY, TransactionState
@@ -212,6 +212,23 @@ def test_a_person_decides_and_the_end_record_says_who_and_why(
         (decision,) = catalog.decisions()
         catalog.close()
     assert (decision["decision"], decision["decided_by"], decision["why"]) == ("committed", "ada", "paid, ticket 12")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--why", "M\udcfcller paid"), ("--why", "paid", "--by", "M\udcfcller"), ("--why", "paid\x01")],
+    ids=["reason", "name", "separator"],
+)
+def test_what_a_record_cannot_hold_is_refused_before_the_ledger_decides(
+    shop: Shop, run: Run, url: URL, words: tuple[str, ...]
+) -> None:
+    """As a terminal in Latin-1 gives it. A tombstone in the ledger would be the decision, without its reason."""
+    shop.buy_and_vanish(1, saved=False)
+    (half,) = shop.store.transactions.in_doubt()
+    code, text = run("resolve", shop.path, half.message_id, "--rollback", *words, "--ledger", url_text(url))
+    assert (code, "Give it in UTF-8" in text or "0x01" in text) == (USAGE, True)
+    with shop.ledger.engine.connect() as reading:
+        assert reading.execute(select(shop.ledger.rows)).all() == []  # no tombstone
 
 
 def test_parked_ones_can_be_decided_at_once(in_doubt: tuple[Path, list[Half]], run: Run) -> None:
