@@ -15,6 +15,7 @@ from recovery.cli.terminal.check_back_round import show_round
 from recovery.cli.terminal.log_lines import log_to_stderr
 from recovery.cli.terminal.output import print_json, show, warn
 from recovery.cli.terminal.traces import traced
+from recovery.humanize import printable
 
 if TYPE_CHECKING:
     from broker.live import LiveStore
@@ -164,7 +165,8 @@ def park_list(store: Store, as_json: AsJson = False) -> None:
         show(["Nothing is parked"])
     for one in found:
         keys = f" keys {' '.join(one.keys)}" if one.keys else ""
-        show([f"{one.message_id} {one.topic} group {one.producer_group}{keys}, {one.age_s:.0f} s old: {one.why}"])
+        age = f"{one.age_s:.0f} s old"
+        show([printable(f"{one.message_id} {one.topic} group {one.producer_group}{keys}, {age}: {one.why}")])
 
 
 def resolve(
@@ -348,7 +350,8 @@ def _show_resolutions(found: Iterable[Resolution], as_json: bool) -> None:
         print_json([one.as_json() for one in listed])
     else:
         for one in listed:
-            show([f"{one.message_id} {one.topic}: {one.result}" + (f" ({one.why})" if one.why else "")])
+            why = f" ({one.why})" if one.why else ""
+            show([printable(f"{one.message_id} {one.topic}: {one.result}{why}")])
         if not listed:
             show(["Nothing was meant"])
     if any(one.result == "refused" for one in listed):

@@ -177,6 +177,13 @@ def test_park_list_says_why(in_doubt: tuple[Path, list[Half]], run: Run) -> None
     assert halves[0].message_id in run("park-list", path)[1]
 
 
+def test_a_reason_does_nothing_to_the_terminal(in_doubt: tuple[Path, list[Half]], run: Run) -> None:
+    """It quotes what a resolver met, and keys come from producers."""
+    path, halves = in_doubt
+    park(path, halves[:1], "\x1b[2Jnobody")
+    assert r"old: \x1b[2Jnobody" in run("park-list", path)[1]
+
+
 def test_recheck_takes_back_what_is_parked_and_counts_anew(in_doubt: tuple[Path, list[Half]], run: Run) -> None:
     path, halves = in_doubt
     run("check-back", path, "--call", "builtins:repr")  # says what means nothing: unknown
