@@ -30,6 +30,7 @@ from recovery.page import actions, facts
 from recovery.page.sessions import CSRF_HEADER, PageRefusal, Sessions, check_json, check_origin
 
 BODY_MAX = 1 << 16
+_DIGITS = 20  # fewer, in a number of 63 bits
 _HEADERS = {
     "Cache-Control": "no-store",
     "Referrer-Policy": "no-referrer",
@@ -66,12 +67,12 @@ class OperationsPage:
             "/api/session": self._session,
             "/api/stores": self._list,
             store: self._show,
-            f"{store}/transactions/{{commitlog_offset:int}}": self._transaction,
+            f"{store}/transactions/{{commitlog_offset}}": self._transaction,
             f"{store}/report": self._report,
             f"{store}/dlq/{{group}}": self._dead_letters,
         }
         writing = {
-            f"{store}/transactions/{{commitlog_offset:int}}/decision": self._decide,
+            f"{store}/transactions/{{commitlog_offset}}/decision": self._decide,
             f"{store}/dlq/{{group}}/resend": self._resend,
         }
         return [
@@ -147,7 +148,7 @@ class OperationsPage:
         return _json(await run_in_threadpool(facts.store_of, store.name, store.path))
 
     async def _transaction(self, request: Request) -> Response:
-        store, commitlog_offset = self._named(request), request.path_params["commitlog_offset"]
+        store, commitlog_offset = self._named(request), _offset_in(request)
         found = await run_in_threadpool(facts.transaction_of, store.name, store.path, commitlog_offset)
         if found is None:
             raise PageRefusal(HTTPStatus.NOT_FOUND, f"no half message begins at CommitLog offset {commitlog_offset}")
@@ -168,8 +169,7 @@ class OperationsPage:
     # What is done
 
     async def _decide(self, request: Request) -> Response:
-        store, body = self._named(request), await _body(request)
-        commitlog_offset = request.path_params["commitlog_offset"]
+        store, body, commitlog_offset = self._named(request), await _body(request), _offset_in(request)
         return _json(await run_in_threadpool(actions.decide, store.path, store.asked, commitlog_offset, body))
 
     async def _resend(self, request: Request) -> Response:
@@ -204,6 +204,14 @@ def _guarded(answer: Answer) -> Answer:
     return guarded
 
 
+def _offset_in(request: Request) -> int:
+    """The CommitLog offset in the path; not by Starlette, whose `int` raises for thousands of digits."""
+    text = request.path_params["commitlog_offset"]
+    if not (text.isascii() and text.isdigit() and len(text) < _DIGITS):
+        raise PageRefusal(HTTPStatus.NOT_FOUND, f"{text[:40]} is not a CommitLog offset")
+    return int(text)
+
+
 async def _body(request: Request) -> dict[str, Any]:
     """The JSON object of a request, of at most `BODY_MAX` bytes. Raises PageRefusal."""
     raw = b""
@@ -213,7 +221,7 @@ async def _body(request: Request) -> dict[str, Any]:
             raise PageRefusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body is larger than {BODY_MAX} bytes")
     try:
         found = json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):  # not JSON; too deep
         found = None
     if not isinstance(found, dict):
         raise PageRefusal(HTTPStatus.BAD_REQUEST, "the body must be a JSON object")

@@ -153,6 +153,25 @@ def test_a_decision_needs_its_reason_and_is_done_once(client: TestClient, path: 
     as_json = {**headers, "Content-Type": "application/json"}
     assert client.post(route, content="x" * 70_000, headers=as_json).status_code == 413
     assert client.post(route, content="[]", headers=as_json).status_code == 400
+    assert client.post(route, content="[" * 60_000, headers=as_json).status_code == 400
+    half_a_pair = r'{"decision": "commit", "why": "M\udcfcller"}'
+    refused = client.post(
+        f"/api/stores/shop/transactions/{parked(client)}/decision", content=half_a_pair, headers=as_json
+    )
+    assert (refused.status_code, "UTF-8" in refused.json()["detail"]) == (409, True)
+
+
+@pytest.mark.parametrize(
+    "digits", ["9" * 5_000, "9" * 20, "-1", "1.5", "\u0661"], ids=["5,000", "20", "negative", "point", "Arabic"]
+)
+def test_what_is_not_a_commitlog_offset_is_a_sentence(client: TestClient, digits: str) -> None:
+    """Starlette turned digits into a number before the token was looked at, and failed at 4,301 of them."""
+    route = f"/api/stores/shop/transactions/{digits}"
+    assert client.get(route).status_code == 401
+    assert client.post(f"{route}/decision", json={}).status_code == 401
+    logged_in(client)
+    assert client.get(route).status_code == 404
+    assert "is not a CommitLog offset" in client.get(route).json()["detail"]
 
 
 def test_dead_letters_are_sent_again_once(client: TestClient, path: Path) -> None:
