@@ -25,6 +25,10 @@ from tests.house.tree import ROOT
 
 SMALL = StoreLayout(1 << 18, 20_000, 24_000, 20_000, 1000, 4000)
 MESSAGES = 5
+_INFINITE = (
+    b'{"body": "YQ==", "topic": "a", "tag": "", "keys": [], "properties": {}, "queue_id": 1e400, '
+    b'"commitlog_offset": 0, "message_id": "", "store_timestamp_ms": 0, "unique_key": ""}'
+)
 
 
 @pytest.fixture
@@ -122,3 +126,15 @@ def test_two_processes_send_each_message_once(store: str, file: str) -> None:
     assert set(codes) <= {0, 3}
     assert sent(store, "again") == MESSAGES
     assert json.loads(Path(f"{file}.replayed").read_text())["done"] == MESSAGES
+
+
+@pytest.mark.parametrize(
+    ("line", "number"),
+    [(b"\x1f\x8b\x08", 1), (b'\n"M\xfcller"', 2), (b"\n" + b"[" * 100_000, 2), (b"\n" + _INFINITE, 2)],
+    ids=["compressed", "Latin-1", "too deep", "infinite"],
+)
+def test_what_is_not_an_export_is_named_with_its_line(store: str, file: str, line: bytes, number: int) -> None:
+    first = Path(file).read_bytes().partition(b"\n")[0]
+    Path(file).write_bytes(line if number == 1 else first + line)
+    with pytest.raises(StoreError, match=f"line {number}, is not a message of checkback export"):
+        plan_replay(file, store)

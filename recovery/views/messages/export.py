@@ -25,6 +25,9 @@ from recovery.views.messages.find import Query, find
 
 VERSION = 1
 _WHAT = "checkback messages"
+_NOT_A_MESSAGE = (
+    ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, binascii.Error, BrokerError,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,7 @@ def exported(file: str) -> Iterator[ExportedMessage]:
         raise StoreError(text, path=file)
     if os.path.getsize(file) == 0:
         raise StoreError(f"{file} is empty: it was cut, for an export has a first line at least", path=file)
-    with open(file, encoding="utf-8") as lines:
+    with open(file, encoding="utf-8", errors="surrogateescape") as lines:  # so that what is not UTF-8 has its line
         for number, line in enumerate(lines, 1):
             try:
                 value = json.loads(line)
@@ -109,7 +112,7 @@ def exported(file: str) -> Iterator[ExportedMessage]:
                         raise ValueError("it does not begin as an export of this version does")
                     continue
                 yield _message(value)
-            except (ValueError, KeyError, TypeError, AttributeError, binascii.Error, BrokerError) as error:
+            except _NOT_A_MESSAGE as error:
                 text = f"{file}, line {number}, is not a message of checkback export: {error}"
                 raise StoreError(text, path=file) from error
 
