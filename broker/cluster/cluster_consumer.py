@@ -73,7 +73,7 @@ class ClusterConsumer(Receiver):
         processed: Processed | None = None,
         on_close: Callable[[ClusterConsumer], None] = lambda _: None,
     ) -> None:
-        """See `LiveCluster.consumer`."""
+        """See `LiveCluster.consumer`. Raises NotInCluster for a retry at once."""
         super().__init__(group, processed)
         self.ordered, self.topics = ordered, check_consumer_names(group, topic)
         check_flag("ordered", ordered)

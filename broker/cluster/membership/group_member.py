@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from broker.cluster.membership.allocation import averagely
 from broker.cluster.membership.group_calls import GroupCalls
@@ -124,22 +124,22 @@ class GroupMember:
                 balanced &= await self._rebalance_topic(topic)
                 self._failing.discard(topic)
             except BrokerError as error:
-                self._warn_once(
-                    topic,
-                    "group %s, topic %s: the queues stay as they are, until its brokers answer again: %s",
-                    self._data.group,
-                    topic,
-                    error,
-                    extra=event("queues-unchanged", group=self._data.group, topic=topic),
-                )
+                if self._begins_to_fail(topic):
+                    _log.warning(
+                        "group %s, topic %s: the queues stay as they are, until its brokers answer again: %s",
+                        self._data.group,
+                        topic,
+                        error,
+                        extra=event("queues-unchanged", group=self._data.group, topic=topic),
+                    )
                 balanced = False
         return balanced
 
-    def _warn_once(self, place: str | MessageQueue, text: str, *arguments: object, extra: Mapping[str, object]) -> None:
-        """Until it succeeds: it is tried every second."""
-        if place not in self._failing:
-            self._failing.add(place)
-            _log.warning(text, *arguments, extra=extra)
+    def _begins_to_fail(self, place: str | MessageQueue) -> bool:
+        """Whether a topic or a queue did not fail before: it is tried every second, and said once."""
+        is_first = place not in self._failing
+        self._failing.add(place)
+        return is_first
 
     async def _rebalance_topic(self, topic: str) -> bool:
         routes = self._client.routes
@@ -182,15 +182,15 @@ class GroupMember:
             try:
                 position = await self._calls.start_offset(queue, self._start_in(queue))
             except BrokerError as error:
-                self._warn_once(
-                    queue,
-                    "group %s: %s of %s waits, until its broker says where to begin: %s",
-                    self._data.group,
-                    queue.topic,
-                    queue.broker_name,
-                    error,
-                    extra=event("queue-waits", group=self._data.group, topic=queue.topic, queue=queue.queue_id),
-                )
+                if self._begins_to_fail(queue):
+                    _log.warning(
+                        "group %s: %s of %s waits, until its broker says where to begin: %s",
+                        self._data.group,
+                        queue.topic,
+                        queue.broker_name,
+                        error,
+                        extra=event("queue-waits", group=self._data.group, topic=queue.topic, queue=queue.queue_id),
+                    )
                 continue
             self._failing.discard(queue)
             held = self._holdings.add(queue, position)
