@@ -126,7 +126,8 @@ class Schedule:
     def _due(self, queue: ConsumeQueue, queue_id: int, now_ms: int) -> list[tuple[int, Record]]:
         """The records at the head whose time has come, with their queue offsets."""
         cell = self._positions.cell(SCHEDULE_GROUP, SCHEDULE_TOPIC, queue_id)
-        position = max(self._cells.position(cell), queue.units.first)
+        # What retention removed before its time is passed over; else its units would hide those behind them for good.
+        position = max(self._cells.position(cell), queue.min_offset(self._store.begin_offset))
         if self._due_ms.get((queue_id, position), 0) > now_ms:
             return []
         found: list[tuple[int, Record]] = []

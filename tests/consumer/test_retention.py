@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from broker.errors import StoreFull
 from broker.retainer import RETAIN_EVERY_S, Retainer
 from broker.store.maintain.retention_registry import registered
 from broker.store.read.layout import StoreLayout
+from broker.testing.crash_disk import FakeClock
 from recovery.verify.verifier import verify
 from tests.consumer.retention_lives import (
     NOW,
@@ -158,6 +160,26 @@ def test_delayed_messages_and_retries_stay(store: broker.LiveStore) -> None:
         billing.ack(again)
         mail.ack(late)
     assert store.retain(NOW, now_ms=later_ms()).begin > 0
+
+
+def test_delayed_messages_that_retention_removed_hold_up_none_behind_them(
+    tmp_path: Path, checkback_clock: FakeClock
+) -> None:
+    """However many they are, in one level: more than are looked at together."""
+    layout = dataclasses.replace(TINY, consume_queue_bytes=4000)  # all in one file of the queue, which stays
+    with broker.open(tmp_path / "store", layout=layout, sync="os") as store:
+        for _ in range(80):
+            store.append(broker.Message("orders", b"early"), extra_properties={"DELAY": "1"})
+        send(store, range(20), "audit")
+        gone = store.retain(broker.Retention(keep_s=0, even_unread=True), now_ms=later_ms())
+        assert store.queue_range("SCHEDULE_TOPIC_XXXX", 0) == (80, 80)
+        assert gone.unread_gone >= 80
+        store.append(broker.Message("orders", b"late"), extra_properties={"DELAY": "1"})
+        checkback_clock.advance(2)
+        with store.consumer("billing", "orders") as consumer:
+            late = consumer.receive(5)
+            assert late is not None
+            assert late.body == b"late"
 
 
 def test_dead_letters_wait_for_a_person(store: broker.LiveStore) -> None:
