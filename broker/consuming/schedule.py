@@ -112,15 +112,23 @@ class Schedule:
         return delivered
 
     def _drafts(self, records: list[Record], now_ms: int) -> list[PendingRecord]:
-        """What the first records become; raises only for the very first, so that those before another go on."""
+        """What the first records become, as many as fit in one segment: delivered, a record may be larger than it was.
+
+        Raises only for the very first, so that those before another go on.
+        """
         drafts: list[PendingRecord] = []
+        room = self._store.writer.layout.record_bytes_max
         for record in records:
             try:
-                drafts.append(due(record, now_ms, self._delays_ms))
+                made = due(record, now_ms, self._delays_ms)
             except (CorruptStore, MessageRejected):
                 if not drafts:
                     raise
                 break
+            room -= made.size
+            if drafts and room < 0:
+                break
+            drafts.append(made)
         return drafts
 
     def _due(self, queue: ConsumeQueue, queue_id: int, now_ms: int) -> list[tuple[int, Record]]:

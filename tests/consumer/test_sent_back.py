@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -191,6 +192,19 @@ def test_a_damaged_delayed_message_holds_up_no_consumer(
         checkback_store.append(broker.Message("orders", b"now"))
         assert next_of(consumer).body == b"now"
     assert [one.levelname for one in caplog.records if "cannot be delivered" in one.getMessage()] == ["ERROR"]
+
+
+def test_messages_that_fit_together_only_while_they_wait_are_delivered(
+    tmp_path: Path, checkback_clock: FakeClock
+) -> None:
+    """In segments so small that what is due together fills one: under its own topic a record is larger."""
+    topic, layout = "t" * 100, dataclasses.replace(SMALL, segment_bytes=4096)
+    with broker.open(tmp_path / "store", layout=layout, sync="os") as store:
+        for number in range(40):
+            store.append(broker.Message(topic, b"%02d" % number), extra_properties={"DELAY": "1"})
+        checkback_clock.advance(2)
+        with store.consumer("billing", topic) as consumer:
+            assert [next_of(consumer).body for _ in range(40)] == [b"%02d" % number for number in range(40)]
 
 
 def test_what_is_being_sent_back_cannot_be_acknowledged(checkback_store: LiveStore) -> None:
