@@ -208,6 +208,7 @@ class Consumer(Receiver):
         if not self._closed.is_set():
             self._closed.set()
             if self._pid == os.getpid():
+                self._positions.cells.lock.give_back()  # what an interrupt left: the worker may wait for it
                 self._keeper.stop()
                 self._give_back()
 

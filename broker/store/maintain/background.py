@@ -210,8 +210,8 @@ class BackgroundTasks:
         """End the threads; what they were to do, the last to leave does."""
         self._is_closed, self.is_running = True, False
         self._stop.set()
-        for lock in (self._lock, *self._kept):
-            lock.give_back()
+        for held in (self._lock, self._parts.append_lock, self._parts.syncer):
+            held.give_back()
         for thread in self._threads:
             if thread.ident is not None and thread is not threading.current_thread():  # None: an interrupt in `start`
                 thread.join()

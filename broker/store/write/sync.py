@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from broker.errors import SyncFailed
+from broker.errors import BrokerError, SyncFailed
 from broker.store.disk.append_lock import AppendLock
 from broker.store.disk.files import Disk
 from broker.store.shared.control import ControlPage, Word
@@ -53,7 +53,7 @@ class Syncer:
     def after_fork(self) -> None:
         """In a forked child nobody leads and nobody waits: no other thread lives there."""
         self._mutex = threading.Lock()
-        self._is_led = False
+        self._leader = 0  # the thread that leads; 0: none does
         self._waited = 0  # how many threads waited beside the leader when the last flush was done
         self._waiting: list[tuple[int, threading.Lock]] = []
         self._flusher = self._disk.flusher()
@@ -68,7 +68,7 @@ class Syncer:
         Not while many threads wait for each flush: its pages have records of all of them, and would be written several
         times (16 threads: 0.86 of the rate; 4: 1.1).
         """
-        if self._waited < _MANY and not self._is_led:
+        if self._waited < _MANY and not self._leader:
             self.log.start_write(start, stop)
 
     def expects_begin(self) -> bool:
@@ -95,7 +95,7 @@ class Syncer:
         if flusher is None or not self._is_alone or self._is_slow or words[_POISON]:
             return False
         with self._mutex:
-            if self._begun is None and not self._is_led and self.log.begin_flush(flusher, durable, stop):
+            if self._begun is None and not self._leader and self.log.begin_flush(flusher, durable, stop):
                 self._begun = stop
             return self._begun == stop
 
@@ -104,19 +104,25 @@ class Syncer:
 
         Raises SyncFailed when that can no longer be known, StoreError when files of the store were deleted or cut.
         """
-        words = self._words
-        while words[_DURABLE] < commitlog_offset:
-            with self._mutex:
-                turn = None
-                if self._is_led:
-                    turn = threading.Lock()
-                    turn.acquire()
-                    self._waiting.append((commitlog_offset, turn))
-                self._is_led = True
-            if turn is None:
-                self._lead(commitlog_offset)
-            else:
-                self._sleep(turn)
+        words, turn = self._words, None
+        try:
+            while words[_DURABLE] < commitlog_offset:
+                with self._mutex:
+                    turn = None
+                    if self._leader in (0, threading.get_ident()):  # its own: an interrupt left it the lead
+                        self._leader = threading.get_ident()
+                    else:
+                        turn = threading.Lock()
+                        turn.acquire()
+                        self._waiting.append((commitlog_offset, turn))
+                if turn is None:
+                    self._lead(commitlog_offset)
+                else:
+                    turn.acquire()  # until a leader lets this thread go on, or makes it the next
+        except BaseException as error:
+            if not isinstance(error, BrokerError):  # an interrupt, which can come at any line
+                self.give_back(turn)
+            raise
 
     def _lead(self, commitlog_offset: int) -> None:
         try:
@@ -126,34 +132,31 @@ class Syncer:
         finally:
             self._hand_over()
 
-    def _sleep(self, turn: threading.Lock) -> None:
-        """Until a leader lets this thread go on, or makes it the next."""
-        try:
-            turn.acquire()
-        except BaseException:  # an interrupt: followers must not wait for a leader that is gone
-            with self._mutex:
-                chosen = all(other is not turn for _, other in self._waiting)
-                self._waiting = [one for one in self._waiting if one[1] is not turn]
-            if chosen:
-                self._hand_over(was_led=False)
-            raise
+    def give_back(self, turn: threading.Lock | None = None) -> None:
+        """Release what an interrupt left this thread with: followers must not wait for a leader that is gone.
+
+        `turn` is what this thread waited for, if it did: it may have been made the next leader.
+        """
+        self.lock.give_back()
+        with self._mutex:
+            was_led = self._leader == threading.get_ident()
+            chosen = turn is not None and all(other is not turn for _, other in self._waiting)
+            self._waiting = [one for one in self._waiting if one[1] is not turn]
+        if was_led or chosen:
+            self._hand_over(was_led=was_led)
 
     def _hand_over(self, *, was_led: bool = True) -> None:
         """Let all go whose records are durable, and one of the rest, who will lead."""
         durable = self._words[_DURABLE]
         with self._mutex:
-            if was_led:
-                self._is_led = False
             self._waited = len(self._waiting)
-            if not self._waiting:
-                return
-            done = [turn for end, turn in self._waiting if end <= durable]
             rest = [one for one in self._waiting if one[0] > durable]
-            if rest:
-                done.append(rest.pop(0)[1])
-            self._waiting = rest
-        for turn in done:
-            turn.release()
+            for _, turn in [one for one in self._waiting if one[0] <= durable] + rest[:1]:
+                if turn.locked():  # else it was let go before an interrupt
+                    turn.release()
+            self._waiting = rest[1:]
+            if was_led:  # last: until here an interrupt has this thread do it all again
+                self._leader = 0
 
     def _force(self) -> None:
         """Flush the log from what is durable to what is published, or to where a flush that was begun ends.

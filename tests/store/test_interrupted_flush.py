@@ -1,0 +1,89 @@
+"""An interrupt (Ctrl-C, a time limit of a worker) at any line of a flush: other threads and `close` go on."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import broker
+from broker.store.read.layout import StoreLayout
+from broker.store.write import sync
+
+WAIT_S = 5
+
+
+def is_interrupted(call: Callable[[], object], line: int) -> bool:
+    """Interrupt a call at a line of the flush, counted from 1 as they are run; False when it has fewer."""
+    left = line
+
+    def trace(frame: FrameType, event: str, _argument: Any) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename != sync.__file__:
+            return None
+        source = linecache.getline(sync.__file__, frame.f_lineno)
+        if event == "line" and "with self._mutex" not in source:  # no interrupt comes between its last line and its end
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def test_an_interrupt_at_any_line_of_a_flush_holds_up_nobody(tmp_path: Path) -> None:
+    """Neither the threads that waited beside it, nor the next one, nor the end."""
+    store = broker.open(tmp_path / "store", layout=StoreLayout.small())
+
+    def send() -> None:
+        store.append(broker.Message("orders", b"a"))
+
+    line = 1
+    while True:
+        beside = [threading.Thread(target=send, daemon=True) for _ in range(3)]
+        for thread in beside:
+            thread.start()
+        was_interrupted = is_interrupted(send, line)
+        beside.append(threading.Thread(target=send, daemon=True))
+        beside[-1].start()
+        for thread in beside:
+            thread.join(WAIT_S)
+            assert not thread.is_alive(), line
+        if not was_interrupted and line > 20:
+            break
+        line += 1
+    end = threading.Thread(target=store.close, daemon=True)
+    end.start()
+    end.join(WAIT_S)
+    assert not end.is_alive()
+
+
+def test_a_consumer_that_an_interrupt_left_with_the_lock_closes(tmp_path: Path) -> None:
+    """Its worker waits for that lock, and `close` for the worker."""
+    with broker.open(tmp_path / "store", layout=StoreLayout.small()) as store:
+        consumer = store.consumer("billing", "orders")
+        held, ended = consumer._positions.cells.lock, threading.Event()
+
+        def close() -> None:
+            held.acquire()  # as an interrupt between two lines of an acknowledgement leaves it
+            consumer.close()
+            ended.set()
+
+        threading.Thread(target=close, daemon=True).start()
+        if not ended.wait(WAIT_S):
+            held._threads = threading.RLock()  # else the end of the store waits, too
+            pytest.fail("it never closed")
