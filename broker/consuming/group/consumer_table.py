@@ -163,7 +163,7 @@ class ConsumerTable:
         count, words = len(self), self._words
         cell = self._given_back() if count >= CELLS else count
         if cell is None:
-            raise StoreError(f"{self._map.path}: a store has room for {CELLS} queues of groups, and all are taken")
+            raise StoreError(f"{self._map.path}: all {CELLS} queues of groups are taken: name a group after its work")
         if cell == count and cell % _AT_ONCE == 0:
             self.disk.reserve(self._map.path, _CELLS_AT + (cell + _AT_ONCE) * _CELL_BYTES)
         at = self._at(cell)
