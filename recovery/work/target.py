@@ -21,7 +21,9 @@ def load_app(target: str) -> App:
         sys.path.insert(0, directory)
     try:
         found: object = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:  # a module runs at its import: one that exits would end this process
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a module runs at its import: one that exits would end this process
         raise BrokerError(f"{target}: {_why(error, module_name, directory)}") from error
     for name in attribute.split("."):
         found = getattr(found, name, None)
