@@ -8,7 +8,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor as Pool
@@ -19,6 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from recovery.interrupts import interrupts_later
 from recovery.pipeline.blocks import OUTCOMES, SCHEMA, SUMMARY, rows_of, values_of
 from recovery.pipeline.inspection import Inspection, InspectionTask, SplitSummary
 from recovery.pipeline.joins import JoinContext, PartitionResult
@@ -71,29 +71,9 @@ def _run_in(pool: Pool, function: Callable[..., Any], *arguments: Sequence[Any])
 
     To submit starts processes: one that is interrupted before it has got its work prints a traceback.
     """
-    with _interrupts_later():
+    with interrupts_later():
         begun = deque(pool.submit(function, *one) for one in zip(*arguments, strict=True))
     return (begun.popleft().result() for _ in range(len(begun)))
-
-
-@contextmanager
-def _interrupts_later() -> Iterator[None]:
-    """Signals that end this process count when the block is left. Only the main thread gets any."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came: list[int] = []
-    before = {
-        number: signal.signal(number, lambda number, _frame: came.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler or signal.SIG_DFL)
-    if came:
-        signal.raise_signal(signal.Signals(came[0]))
 
 
 class InMemoryExecutor:

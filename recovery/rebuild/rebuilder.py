@@ -14,7 +14,6 @@ which nothing in doubt can be settled.
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -39,6 +38,7 @@ from broker.store.shared.directory_swap import begin_swap, finish_swap, remove_b
 from broker.store.writer import StoreWriter, open_writer
 from broker.transaction.events import Generation
 from recovery.findings import Findings
+from recovery.interrupts import temporary_directory
 from recovery.rebuild import replaced
 from recovery.rebuild.builder import Build
 from recovery.rebuild.diff import differences
@@ -110,7 +110,7 @@ def _compare(
     mark = read_watermark(path, disk, while_written=tries < _TRIES)
     again = partial(_compare, path, disk, make, started, tries=tries - 1)
     try:
-        with tempfile.TemporaryDirectory(prefix="checkback-rebuild-") as directory:
+        with temporary_directory("checkback-rebuild-") as directory:
             report = make().compare_only(StoreFiles.open(path, mark), directory, started)
     except Missing:  # a writer finished the exchange of a rebuild that was killed, after the files were listed
         if tries == 1:

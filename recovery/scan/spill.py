@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from recovery.interrupts import temporary_directory
+
 Rows = npt.NDArray[Any]
 
 PARTITION_BYTES = 64 << 20  # of CommitLog: some 400,000 of the smallest records, 40 MB of rows
@@ -73,7 +75,7 @@ class Spill:
 
     def _write(self) -> None:
         if self._directory is None:
-            self._directory = tempfile.TemporaryDirectory(prefix="checkback-")
+            self._directory = temporary_directory("checkback-")
         for partition, parts in self._held.items():
             with open(self._file(partition), "ab") as file:
                 file.writelines(np.ascontiguousarray(rows).data for rows in parts)

@@ -42,7 +42,7 @@ def test_cells_of_clients_that_left_are_given_to_others(positions: Positions) ->
         clients(positions, f"g{number}", 9).leave()
     living = clients(positions, "last", 9)
     assert {("last", f"last-{number}", -1) for number in range(9)} < names(positions)
-    with pytest.raises(StoreError, match="all are taken"):
+    with pytest.raises(StoreError, match="all 16 queues of groups are taken"):
         clients(positions, "more", 9)
     living.leave()
     clients(positions, "more", 9)

@@ -85,7 +85,7 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
         {"transactions", "answering", "work"},
         {"checkback"},
         {"scan"},
-        {"findings", "humanize", "metrics_server"},
+        {"findings", "humanize", "interrupts", "metrics_server"},
     ),
     "broker.store": (
         {"writer"},
