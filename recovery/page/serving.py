@@ -1,6 +1,6 @@
 """Runs the page on a port, until it is stopped.
 
-with bound("127.0.0.1", 8090) as listening: serve(listening, stores, token=token)
+with bound("127.0.0.1", 8090) as listening: serve(listening, stores, ...)
 """
 
 from __future__ import annotations
@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import secrets
+import signal
 import socket
+import threading
 from collections.abc import Iterator, Sequence
 
 from broker.errors import BrokerError
@@ -56,12 +58,16 @@ def serve(
     listening: socket.socket,
     stores: Sequence[PageStore],
     *,
+    stopped: threading.Event,
     token: str,
     hosts: Sequence[str],
     certificate: str | None = None,
     private_key: str | None = None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM. `hosts` are the names by which it may be reached."""
+    """Serve until SIGINT or SIGTERM, in the main thread; not at all if `stopped` is set.
+
+    `hosts` are the names by which it may be reached.
+    """
     import uvicorn
 
     port = listening.getsockname()[1]
@@ -78,4 +84,8 @@ def serve(
         ssl_certfile=certificate,
         ssl_keyfile=private_key,
     )
-    uvicorn.Server(config).run(sockets=[listening])
+    server = uvicorn.Server(config)
+    for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn, when it has stopped, raises what it caught once more
+        signal.signal(number, lambda *_: setattr(server, "should_exit", True))
+    server.should_exit |= stopped.is_set()
+    server.run(sockets=[listening])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -35,7 +36,7 @@ def shown_shop(path: Path, broker_engine: str = "state-table") -> Path:
 
 
 @contextlib.contextmanager
-def page_over(*words: str) -> Iterator[tuple[str, str]]:
+def page_over(*words: str, ended_by: int = signal.SIGTERM) -> Iterator[tuple[str, str]]:
     """`checkback page` on a free port: (its URL, its token)."""
     command = [sys.executable, "-m", "recovery.cli", "page", *words, "--listen", "127.0.0.1:0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -46,5 +47,5 @@ def page_over(*words: str) -> Iterator[tuple[str, str]]:
             assert found, line
             yield found[1], found[2]
         finally:
-            process.terminate()
-            process.wait(30)
+            process.send_signal(ended_by)
+            assert process.wait(30) == 0

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
+import socket
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+import broker
 from recovery.cli.declaration import VerbGroup
 from recovery.cli.run import page as verbs_page
 from recovery.page.app import OperationsPage, PageStore, make_page_app
@@ -16,7 +20,7 @@ from recovery.page.sessions import SESSIONS_MAX, PageRefusal, Sessions
 from recovery.views.overview import overview, story
 from tests.jobs.shops import bodies, tree
 from tests.page.asgi import TestClient
-from tests.page.shown_shop import HOSTILE, shown_shop
+from tests.page.shown_shop import HOSTILE, page_over, shown_shop
 
 TOKEN = "a-token-for-this-test"  # noqa: S105
 URL = "http://127.0.0.1:8090"
@@ -227,3 +231,15 @@ def test_markup_in_keys_stays_text(client: TestClient) -> None:
     script = client.get("/").text
     for danger in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
         assert danger not in script
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_it_with_0(tmp_path: Path, number: int) -> None:
+    """As a supervisor expects of what was asked to stop; a browser's idle connection does not hold it up."""
+    broker.open(tmp_path / "shop").close()
+    begun = time.monotonic()
+    with page_over(str(tmp_path / "shop"), ended_by=number) as (url, _):
+        host, port = url.removeprefix("http://").split(":")
+        idle = socket.create_connection((host, int(port)))
+    idle.close()
+    assert time.monotonic() - begun < 30

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -73,10 +75,13 @@ def page(
     with bound(host, port) as listening:
         scheme, port = "https" if certificate else "http", listening.getsockname()[1]
         count = f"{len(shown)} store{'s' if len(shown) != 1 else ''}"
+        stopped = threading.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):  # before what takes long to load
+            signal.signal(number, lambda *_: stopped.set())
         show_now(f"{count}: {scheme}://{_shown(host)}:{port}/#token={token}   Ctrl-C stops it.")
         names = [host, "localhost", "127.0.0.1", "::1", "[::1]", *(host_names or [])]
         files = {"certificate": certificate, "private_key": private_key}
-        serve(listening, _named_apart(shown), token=token, hosts=names, **files)
+        serve(listening, _named_apart(shown), stopped=stopped, token=token, hosts=names, **files)
 
 
 def _given(paths: Sequence[str], ledger: str | None) -> Iterator[PageStore]:
