@@ -220,8 +220,9 @@ def _checked_body(body: Any) -> bytes:
 
 
 def _check_tag(tag: str) -> None:
-    if tag and (not tag.strip() or "||" in tag or _CONTROL.search(tag)):
-        raise MessageRejected(f"the tag {tag!r} is blank, has || or a control character: no consumer could select it")
+    if tag.strip() != tag or "||" in tag or _CONTROL.search(tag):  # RocketMQ too strips what a consumer selects
+        text = "begins or ends with a blank, has || or a control character"
+        raise MessageRejected(f"the tag {tag!r} {text}: no consumer could select it")
 
 
 def _check_key(key: str) -> None:

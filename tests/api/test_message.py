@@ -60,6 +60,7 @@ def test_it_travels_between_processes() -> None:
         ({"body": bytes(MESSAGE_SIZE_MAX + 1)}, "the body has 4194305 bytes; at most 4194304 are allowed"),
         ({"tag": "a || b"}, "no consumer could select it"),
         ({"tag": " "}, "no consumer could select it"),
+        ({"tag": "paid "}, "no consumer could select it"),
         ({"tag": "a\x01"}, "no consumer could select it"),
         ({"tag": 7}, "a tag is text, not int"),
         ({"keys": ["a b"]}, "separates keys in the store"),
