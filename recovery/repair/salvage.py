@@ -152,6 +152,10 @@ def _check_out(store: str, out: str) -> None:
     if os.path.lexists(out) and not (os.path.isdir(out) and not os.listdir(out)):
         what = "is a directory that holds something" if os.path.isdir(out) else "is a file"
         raise StoreError(f"{out} {what}. Give a directory that is empty or not there yet", path=out)
+    if os.path.islink(out) or os.path.ismount(out):  # the rename that puts the salvage in place cannot replace these
+        what = "a symbolic link" if os.path.islink(out) else "where a disk is mounted"
+        inside = os.path.join(out, os.path.basename(os.path.realpath(store)))
+        raise StoreError(f"{out} is {what}, and the salvage becomes OUT itself. Give {inside}", path=out)
     check_outside_stores(out)
     check_place(out, Disk(), create=True)
 

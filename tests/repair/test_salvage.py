@@ -308,6 +308,23 @@ def test_never_in_place_and_never_half(
         salvage(store, tmp_path / "other")
 
 
+def test_a_place_that_no_rename_replaces_is_refused_before_anything_is_read(
+    golden_copy: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty directory behind a link, and a disk of its own: the finished salvage could not become it."""
+    store, out, link = golden_copy("rocketmq-3.1.5-clean"), tmp_path / "out", tmp_path / "link"
+    out.mkdir()
+    link.symlink_to(out)
+    with pytest.raises(StoreError, match=rf"link is a symbolic link.*Give {link / store.name}$"):
+        salvage(store, link)
+    with monkeypatch.context() as patch:
+        patch.setattr(os.path, "ismount", lambda path: path == str(out))
+        with pytest.raises(StoreError, match=rf"out is where a disk is mounted.*Give {out / store.name}$"):
+            salvage(store, out)
+    assert [*out.iterdir(), *tmp_path.glob("*.unfinished")] == []
+    assert salvage(store, link / store.name).records == 2130
+
+
 def test_the_screen_says_what_was_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each loss in a line, then what follows from it."""
     made = build(V3, tmp_path / "store")
