@@ -17,9 +17,8 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
-from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Table, Text, create_engine, event, select
+from sqlalchemy import URL, BigInteger, Column, Integer, MetaData, String, Table, Text, create_engine, event, select
 from sqlalchemy.exc import DatabaseError, SQLAlchemyError
 
 from broker.database.tables import make_tables
@@ -28,6 +27,7 @@ from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
 from broker.store.read.layout import read_store_file
 from recovery.checkback.ledgers.engines import engine_of
+from recovery.sqlite_reading import connect_to_read
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -202,7 +202,7 @@ def attempts_of(store_path: str, url: str | None = None) -> dict[int, Attempt]:
     if file is None or (url is None and disk.entry(paths.catalog) is None):
         return {}
     store_id = file.store_id
-    engine = engine_of(url or f"sqlite:///file:{quote(os.path.abspath(paths.catalog))}?mode=ro&uri=true", _WHAT)
+    engine = _sqlite_to_read(paths.catalog) if url is None else engine_of(url, _WHAT)
     try:
         with _sentences(engine), engine.connect() as connection:
             columns = [_attempts.c[name] for name in _NAMES]
@@ -214,7 +214,7 @@ def attempts_of(store_path: str, url: str | None = None) -> dict[int, Attempt]:
 
 def _sqlite(path: str) -> Engine:
     """Many processes read and write it; a power cut may take the last attempts, which are asked again then."""
-    engine = create_engine(f"sqlite:///{path}")
+    engine = create_engine(_url(path))
 
     @event.listens_for(engine, "connect")
     def _prepare(connection: Any, _record: Any) -> None:
@@ -223,6 +223,15 @@ def _sqlite(path: str) -> Engine:
         connection.execute("PRAGMA synchronous = NORMAL")
 
     return engine
+
+
+def _sqlite_to_read(path: str) -> Engine:
+    return create_engine(_url(path), creator=lambda: connect_to_read(path))
+
+
+def _url(path: str) -> URL:
+    """Not made of text, in which `?` and `%` of a path have meanings of their own."""
+    return URL.create("sqlite", database=os.path.abspath(path))
 
 
 class _sentences:  # noqa: N801 - reads as a word of the language: with _sentences(engine)

@@ -12,6 +12,7 @@ tombstones for transactions that the original is still about to commit. RocketMQ
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sqlite3
@@ -32,6 +33,7 @@ from broker.transaction.events import Generation
 from recovery.rebuild.rebuilder import rebuild
 from recovery.rebuild.replaced import forget
 from recovery.scan.store_files import StoreFiles
+from recovery.sqlite_reading import connect_to_read
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
@@ -215,11 +217,17 @@ class _Copy:
         catalog = Paths(self._source).catalog
         if self._disk.entry(catalog) is None:
             return
-        with (
-            closing(sqlite3.connect(f"file:{catalog}?mode=ro", uri=True)) as before,
-            closing(sqlite3.connect(Paths(self._target).catalog)) as copy,
-        ):
-            before.backup(copy)
+        try:
+            with (
+                closing(connect_to_read(catalog)) as before,
+                closing(sqlite3.connect(Paths(self._target).catalog)) as copy,
+            ):
+                before.backup(copy)
+        except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
+            text = f"{catalog} cannot be read ({error}). Move it away, and copy again: check-back counts again"
+            raise StoreError(text, path=catalog) from error
 
     def sync(self) -> None:
         """Flush the directories; files were flushed one by one."""
