@@ -279,6 +279,17 @@ def test_a_system_that_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.boot_id() == ""
 
 
+def test_a_system_with_too_many_open_files_would_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a boot id a store that other processes have open is taken for one of another version."""
+
+    def refuse(path: str, **_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+
+    monkeypatch.setattr(machine, "open", refuse, raising=False)
+    with pytest.raises(StoreError, match="too many files are open"):
+        machine.boot_id()
+
+
 def test_full_is_told_with_numbers(tmp_path: Path) -> None:
     disk = CrashDisk(tmp_path / "disk")
     disk.full_after(100)

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 
-from broker.store.disk.os_errors import NotSupported
+from broker.store.disk.os_errors import NotSupported, explained
 
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _MOUNTS = "/proc/self/mountinfo"
@@ -21,11 +21,16 @@ _REMOTE = {
 
 
 def boot_id() -> str:
-    """A name for the time since the machine was started; empty when the system does not tell: then trust no memory."""
+    """A name for the time since the machine was started; empty when the system does not tell: then trust no memory.
+
+    Raises StoreError when too many files are open: it would tell, and a store in use would be taken for another's.
+    """
     try:
         with open(_BOOT_ID, encoding="ascii") as file:
             return file.read().strip()
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            raise explained(error, _BOOT_ID) from error
         return _boot_session() if sys.platform == "darwin" else ""
 
 
