@@ -100,8 +100,10 @@ class LiveStore(WritableStore):
         if self._is_open:
             with contextlib.suppress(BrokerError):  # it saves a broker some reading, and is written again next time
                 self.note_check_progress()
-            super().close()
-            self._retainer.close()
+            try:
+                super().close()
+            finally:
+                self._retainer.close()
 
     # Doors
 

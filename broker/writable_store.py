@@ -88,8 +88,10 @@ class WritableStore(Store):
         if self._is_open:
             self._is_open = False
             self.transactions.close()
-            self.writer.close()
-            super().close()
+            try:
+                self.writer.close()
+            finally:
+                super().close()
 
     def _in_doubt(self) -> int:
         """How many transactions wait for check-back; parked ones wait for a person and do not count."""

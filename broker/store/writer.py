@@ -305,10 +305,12 @@ class StoreWriter:
         """Release the store; the last process to leave flushes everything and removes `abort`."""
         _open.discard(self)
         self.upkeep.close()
-        if self.lock.held and self.lock.try_exclusive():
-            leave(self.parts)
-        self.lock.release()
-        self.parts.close()
+        try:
+            if self.lock.held and self.lock.try_exclusive():
+                leave(self.parts)
+        finally:  # also when that failed: the next process that opens the store recovers it, and must not wait
+            self.lock.release()
+            self.parts.close()
 
 
 _open: weakref.WeakSet[StoreWriter] = weakref.WeakSet()

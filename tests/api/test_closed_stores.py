@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 
 import broker
+from broker.live import open_live
+from broker.testing.crash_disk import CrashDisk
+from broker.testing.fixtures import SMALL
 
 CLOSED = r"belongs to a store that was closed: open it again with broker\.open"
 
@@ -80,3 +83,19 @@ def test_a_closed_reader_says_so(tmp_path: Path) -> None:
         list(reader.records())
     with pytest.raises(broker.StoreError, match=CLOSED), reader:
         pytest.fail("it was entered")
+
+
+def test_a_close_that_fails_locks_nobody_out(tmp_path: Path) -> None:
+    """What it could not flush is the next open's to recover, in whichever process, while this one lives on."""
+    disk = CrashDisk(tmp_path / "disk")
+    path = str(disk.root / "store")
+    store = open_live(path, disk=disk, layout=SMALL, sync="os")
+    store.append(broker.Message("orders", b"x"))
+    disk.fail_next_sync("store/commitlog/*")
+    with pytest.raises(broker.SyncFailed):
+        store.close()
+    store.close()
+    with open_live(path, disk=disk, layout=SMALL) as again:
+        assert again.message("orders", 0, 0) is not None
+    with pytest.raises(broker.StoreError, match=CLOSED):
+        list(store.records())
