@@ -31,7 +31,7 @@ from broker.database.bound_ledger import COMMITTED, ROLLED_BACK, BoundLedger, ad
 from broker.database.ledger_binding import Binding, KnownLedgers, Transaction, binding_table
 from broker.database.ledger_identity import Execute, Observed, observe
 from broker.database.statements import Sql
-from broker.database.tables import make_tables, make_tables_async
+from broker.database.tables import IN_TRANSACTIONS, make_tables, make_tables_async
 from broker.enlisting.ledger_key import KEY_SIZE, LEDGER_KEY
 from broker.errors import BrokerError, TransactionError, shown
 from broker.log_fields import event
@@ -284,11 +284,13 @@ def _tables(table: str, schema: str | None) -> tuple[MetaData, Table, Table]:
         Column("store_id", String(32), nullable=False),
         Column("decided_by", String(255)),
         sqlite_with_rowid=False,
+        **IN_TRANSACTIONS,
     )
     marks = Table(
         f"{table}_mark",
         metadata,
         Column("store_id", String(32), primary_key=True),
         Column("low_water_ms", BigInteger, nullable=False),
+        **IN_TRANSACTIONS,
     )
     return metadata, rows, marks

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from broker.database.arguments import sync_session_of
 from broker.database.dedup import insert_once, row_count
-from broker.database.tables import key_text, make_tables
+from broker.database.tables import IN_TRANSACTIONS, key_text, make_tables
 from broker.errors import BrokerError, MessageRejected
 
 if TYPE_CHECKING:
@@ -77,5 +77,6 @@ def _table(table: str, schema: str | None) -> tuple[MetaData, Table]:
         Column("dedup_key", key_text(_KEY_SIZE), primary_key=True),
         Column("sent_ms", BigInteger, nullable=False),
         Index(f"{table}_ms", "sent_ms"),
+        **IN_TRANSACTIONS,
     )
     return metadata, rows

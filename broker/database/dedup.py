@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from broker.database.arguments import check_table, is_async_engine, is_engine, sync_session_of
-from broker.database.tables import key_text, make_tables
+from broker.database.tables import IN_TRANSACTIONS, key_text, make_tables
 from broker.errors import BrokerError, shown
 from broker.format import properties as names
 from broker.message import ReceivedMessage
@@ -168,5 +168,6 @@ def _table(table: str, schema: str | None) -> tuple[MetaData, Table]:
         Column("message_key", key_text(_KEY_SIZE), primary_key=True),
         Column("processed_ms", BigInteger, nullable=False),
         Index(f"{table}_ms", "processed_ms"),
+        **IN_TRANSACTIONS,
     )
     return metadata, rows

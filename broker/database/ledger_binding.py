@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from broker.database.ledger_identity import DatabaseIdentity, Execute, Observed, difference
 from broker.database.statements import Sql
+from broker.database.tables import IN_TRANSACTIONS
 from broker.errors import StoreError, TransactionError
 from broker.store.disk.files import Disk, Missing
 from broker.store.disk.paths import Paths
@@ -94,6 +95,7 @@ def binding_table(metadata: MetaData, table: str) -> Table:
         Column("identity", Text, nullable=False),
         Column("opened", BigInteger, nullable=False),
         Column("made_ms", BigInteger, nullable=False),
+        **IN_TRANSACTIONS,
     )
 
 

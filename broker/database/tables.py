@@ -6,11 +6,16 @@ for the second, who finds it when he looks again. So each table is made by itsel
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine, MetaData, String
     from sqlalchemy.ext.asyncio import AsyncEngine
+
+IN_TRANSACTIONS: Mapping[str, Any] = {"mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"}
+"""Options of a table whose rows go with a ROLLBACK, whichever engine the server takes for others: MyISAM and Aria keep
+them, and the row of an order that was rolled back would deliver its message."""
 
 
 def key_text(size: int) -> String:

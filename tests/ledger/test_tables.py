@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from sqlalchemy import URL, Engine, MetaData, Table, event, text
+from sqlalchemy import URL, Engine, MetaData, Table, create_engine, event, select, text
 from sqlalchemy.exc import DatabaseError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
 import recovery.checkback.catalog
+from broker.app.sent_keys import SentKeys
 from broker.database.dedup import Processed, insert_once
 from broker.errors import BrokerError
 from broker.ledger import Ledger
@@ -90,3 +91,18 @@ def test_a_table_that_nobody_made_is_named(engine: Engine) -> None:
         connection.execute(text("CREATE TABLE made_otherwise (message_key VARCHAR(9))"))
     with Session(engine) as session, pytest.raises(DatabaseError):  # anything else is said by the database
         insert_once(session, Processed(table="made_otherwise").rows, row)
+
+
+def test_a_row_goes_with_the_rollback_on_a_server_that_prefers_another_engine(mariadb_url: URL) -> None:
+    """One that stayed would deliver the message of an order that was rolled back."""
+    engine = create_engine(mariadb_url, connect_args={"init_command": "SET default_storage_engine = Aria"})
+    ledger = Ledger(engine)
+    for made in (ledger, Processed(), SentKeys()):
+        made.metadata.create_all(engine)
+    with engine.connect() as connection:
+        ledger.insert(connection, "0" * 32, "shop", STORE)
+        connection.rollback()
+        assert connection.execute(select(ledger.rows)).all() == []
+        engines = "SELECT DISTINCT engine FROM information_schema.tables WHERE table_schema = DATABASE()"
+        assert connection.execute(text(engines)).scalars().all() == ["InnoDB"]
+    engine.dispose()
