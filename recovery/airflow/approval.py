@@ -126,6 +126,8 @@ class ResolveOperator(StoreOperator):
         from recovery.jobs import tasks
 
         (decision,) = self.answer["chosen_options"]
+        if decision != LEAVE:
+            self.leave_crashed()
         by = f"airflow:{who_answered(self.answer) or 'nobody answered in time'}"
         why = str((self.answer.get("params_input") or {}).get("why") or "")
         settings, offset = self.settings(), int(self.parked["commitlog_offset"])

@@ -16,7 +16,7 @@ from airflow.sdk import Asset, BaseOperator, Context
 
 from recovery.airflow.hook import CheckbackHook, spark_connection, with_secrets
 from recovery.airflow.operating.links import ReportLink, SparkUiLink, StorePageLink
-from recovery.airflow.versions import AirflowFailException
+from recovery.airflow.versions import AirflowFailException, AirflowSkipException
 
 SECRETS = ("ledger", "resolver", "resolvers", "catalog")  # URLs: never rendered, so never in Airflow's database
 SETTINGS = ("path", "policy", "ledger_connection", "resolver_connection", *SECRETS)
@@ -28,17 +28,13 @@ class StoreOperator(BaseOperator):
 
     What is given here goes before what the connection says. URLs that hold a password belong into connections:
     `ledger_connection` names one of a database, `resolver_connection` one of type http. `engine` is local, spark, or
-    auto: Spark where the connection `checkback_spark` names a master and Spark starts, else the local engine.
+    auto: Spark where the connection `checkback_spark` names a master and Spark starts, else the local engine. Opening a
+    store to write recovers it after a crash: with `recovery_is_asked` a person approves that first.
     """
 
     template_fields: Sequence[str] = (
-        "path",
-        "connection",
-        "policy",
-        "ledger_connection",
-        "resolver_connection",
-        "engine",
-    )
+        "path", "connection", "policy", "ledger_connection", "resolver_connection", "engine",
+    )  # fmt: skip
     template_fields_renderers = {"policy": "json"}
     operator_extra_links: tuple[Any, ...] = (StorePageLink(),)
     ui_color = "#e8f1fb"
@@ -58,9 +54,11 @@ class StoreOperator(BaseOperator):
         resolvers: Mapping[str, Any] | None = None,
         policy: Mapping[str, Any] | None = None,
         engine: str = "auto",
+        recovery_is_asked: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        self.recovery_is_asked = recovery_is_asked
         self.path, self.connection, self.store = path, connection, store
         self.ledger, self.resolver, self.resolvers = ledger, resolver, resolvers
         self.ledger_connection, self.resolver_connection = ledger_connection, resolver_connection
@@ -77,6 +75,14 @@ class StoreOperator(BaseOperator):
     def store_path(self) -> str:
         """The store's directory."""
         return str(self.settings()["path"])
+
+    def leave_crashed(self, error: type[Exception] = AirflowFailException) -> None:
+        """Raises `error` for a store that crashed, where a person approves its recovery before anything else."""
+        from recovery.jobs.recovering import crashed
+
+        if self.recovery_is_asked and crashed(path := self.store_path()):
+            text = "is as a crash left it, and its recovery needs an approval: nothing was done"
+            raise error(f"{path} {text}. Approve it in recover_after_crash, then start this DAG again")
 
     def engine_settings(self) -> dict[str, Any]:
         """The engine, and the Spark master and settings of the connection, if there is one."""
@@ -200,6 +206,7 @@ class CompareTableOperator(StoreOperator):
         """The differences; `question` as for PlanRecoveryOperator."""
         from recovery.jobs import tasks
 
+        self.leave_crashed()
         found = tasks.compare_table(self.store_path(), now_ms=now_ms(context), **self.engine_settings())
         return {**found, "question": question(found["needed"], is_true(self.ask))}
 
@@ -222,6 +229,7 @@ class RebuildOperator(StoreOperator):
         from recovery.jobs.approvals import PlanChanged
         from recovery.jobs.rebuilding import rebuild_table
 
+        self.leave_crashed()
         asked = {"expected": self.expected, "by": who_answered(self.answer), **self.engine_settings()}
         try:
             found = rebuild_table(self.store_path(), now_ms=now_ms(context), **asked)
@@ -319,13 +327,8 @@ class RetentionOperator(StoreOperator):
     """Remove segments, ledger rows and catalog entries that are old enough and that nobody needs any more."""
 
     template_fields: Sequence[str] = (
-        *StoreOperator.template_fields,
-        "keep",
-        "max_bytes",
-        "free_bytes",
-        "gone_after",
-        "even_unread",
-    )
+        *StoreOperator.template_fields, "keep", "max_bytes", "free_bytes", "gone_after", "even_unread",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -345,6 +348,7 @@ class RetentionOperator(StoreOperator):
         """What was removed, what was unread of it, and what pins what could not be."""
         from recovery.jobs import tasks
 
+        self.leave_crashed(AirflowSkipException)
         limits: dict[str, Any] = {
             "max_bytes": self.max_bytes,
             "free_bytes": self.free_bytes,

@@ -100,7 +100,8 @@ class StoreSettings:
             "path", "connection", "ledger", "ledger_connection", "resolver", "resolver_connection", "resolvers",
             "catalog", "policy", "engine", "queue", "executor",
         )  # fmt: skip
-        found = {name: getattr(self, name) for name in names} | {"store": self.name}
+        found = {name: getattr(self, name) for name in names}
+        found |= {"store": self.name, "recovery_is_asked": self.ask}
         return {name: value for name, value in found.items() if value is not None or name not in ("queue", "executor")}
 
 

@@ -17,10 +17,11 @@ from fastapi.testclient import TestClient
 
 from recovery.airflow.bundle import dags_folder
 from recovery.airflow.settings import broken_stores
+from recovery.airflow.versions import AirflowFailException, AirflowSkipException
 from recovery.jobs import tasks
 from recovery.views.overview import overview, story
 from tests.airflow.bags import DagBag, DagSerialization
-from tests.airflow.dag_runs import run
+from tests.airflow.dag_runs import context, run
 from tests.airflow.people import somebody
 from tests.jobs.shops import bodies, killed_shop, park, shop, spoil_slot
 
@@ -209,6 +210,28 @@ def test_recovery_asks_first_when_the_form_says_so(dag: Callable[..., DAG], tmp_
     (question,) = person.questions
     for text in (str(path), "**In doubt**: 10 transactions", "**Approve**", "**Reject**"):
         assert text in question["body"]
+    assert tasks.crashed(str(path))
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize(
+    ("name", "task", "error"),
+    [
+        ("retention", "retain", AirflowSkipException),
+        ("rebuild_state_table", "compare", AirflowFailException),
+        ("rebuild_state_table", "rebuild", AirflowFailException),
+        ("resolve_parked", "each.resolve", AirflowFailException),
+    ],
+)
+def test_no_other_dag_recovers_what_a_person_approves(
+    dag: Callable[..., DAG], tmp_path: Path, name: str, task: str, error: type[Exception]
+) -> None:
+    """Each opens the store to write, which recovers it: the retention of the night made the question needless."""
+    path = killed_shop(tmp_path / "shop", orders=1)
+    operator: Any = dag(name, path=path, ask=True).get_task(task)
+    operator.parked, operator.answer = {"commitlog_offset": 0}, {"chosen_options": ["Commit"]}
+    with pytest.raises(error, match="its recovery needs an approval: nothing was done"):
+        operator.execute(context())
     assert tasks.crashed(str(path))
 
 
