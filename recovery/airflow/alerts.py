@@ -15,11 +15,10 @@ from typing import Any
 
 from airflow.sdk import BaseNotifier, Context
 
-from recovery.airflow.hook import http_address
+from recovery.airflow.hook import WEB_SCHEMES, http_address
 from recovery.airflow.versions import AirflowException, BaseHook
 
 _TIMEOUT_S = 10.0
-_SCHEMES = ("http", "https")
 
 
 class StoreAlert(BaseNotifier):
@@ -97,7 +96,7 @@ def post(conn_id: str, alert: Mapping[str, Any]) -> None:
     """
     connection = BaseHook.get_connection(conn_id)
     url = http_address(connection)
-    if url.partition("://")[0].lower() not in _SCHEMES:
+    if url.partition("://")[0].lower() not in WEB_SCHEMES:
         raise ValueError(
             f"the connection {conn_id} leads to {url.partition('://')[0]}:, and alerts go to http(s) alone"
         )

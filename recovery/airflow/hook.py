@@ -23,6 +23,7 @@ NAMES = ("path", "catalog", "resolver", "resolvers", "policy")
 SPARK_CONNECTION = "checkback_spark"
 AIRFLOWS_SPARK = "spark_default"  # Airflow makes it by itself, for a master that nobody has
 _JSON = ("resolvers", "policy")
+WEB_SCHEMES = ("http", "https")
 _IPV6 = re.compile(r"[0-9A-Fa-f.]*(?::[0-9A-Fa-f.]*){2,}")
 _DRIVERS = {"postgres": "postgresql+psycopg", "mysql": "mysql+pymysql", "sqlite": "sqlite"}
 
@@ -156,7 +157,8 @@ def http_url(conn_id: str) -> str:
 def http_address(connection: Any, userinfo: str = "") -> str:
     """Where a connection of type http leads, without its login unless `userinfo` is it. Raises BadSettings.
 
-    A path may follow the host, and `endpoint` may begin without a slash: it is never part of the host's name.
+    A path may follow the host, and `endpoint` may begin without a slash: it is never part of the host's name. Of a
+    connection that is a URI (AIRFLOW_CONN_ONCALL=https://hooks.example/T0) Airflow has the path as its schema.
     """
     host = connection.host or ""
     if not host:
@@ -164,11 +166,14 @@ def http_address(connection: Any, userinfo: str = "") -> str:
     usual = "https" if connection.conn_type == "https" else "http"  # as AIRFLOW_CONN_ONCALL=https://… is read
     scheme, _, rest = host.rpartition("://")
     name, slash, path = rest.partition("/")
+    schema = connection.schema or usual
+    if not scheme and schema not in WEB_SCHEMES:
+        schema, slash, path = usual, "/", schema
     endpoint = str(connection.extra_dejson.get("endpoint", ""))
     if endpoint and not endpoint.startswith(("/", "?")):
         endpoint = f"/{endpoint}"
     whole = f"{slash}{path}".rstrip("/") + endpoint if endpoint else f"{slash}{path}"
-    return f"{scheme or connection.schema or usual}://{userinfo}{_place(name, connection.port)}{whole}"
+    return f"{scheme or schema}://{userinfo}{_place(name, connection.port)}{whole}"
 
 
 def spark_connection(engine: str) -> tuple[str | None, dict[str, str]]:

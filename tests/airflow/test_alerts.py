@@ -15,7 +15,7 @@ from airflow.sdk import Connection
 from recovery.airflow.alerts import ApprovalAlert, StoreAlert, deadline_missed, post
 from recovery.airflow.hook import http_address
 from recovery.airflow.settings import StoreSettings
-from recovery.airflow.versions import HAS_APPROVALS, AirflowFailException
+from recovery.airflow.versions import HAS_APPROVALS, AirflowFailException, BaseHook
 from recovery.airflow.workflows.wiring import answering
 
 
@@ -103,6 +103,15 @@ def test_an_alert_goes_to_http_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_connection_leads_to_its_own_host(given: dict[str, Any], url: str) -> None:
     """An endpoint without a slash made another host of it, which got the alert and the login."""
     assert http_address(Connection(conn_id="oncall", **{"conn_type": "http", **given})) == url
+
+
+@pytest.mark.parametrize(
+    "url", ["https://hooks.example/services/T0/B0", "http://127.0.0.1:9000/hook", "https://hooks.example"]
+)
+def test_a_connection_that_is_a_url_leads_there(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Airflow reads the path as the schema: no alert arrived, and the doctor found the host and said that it would."""
+    monkeypatch.setenv("AIRFLOW_CONN_ONCALL", url)
+    assert http_address(BaseHook.get_connection("oncall")) == url
 
 
 def test_a_failure_without_a_message_still_says_something(listener: Callable[..., list[dict[str, Any]]]) -> None:
