@@ -73,8 +73,8 @@ class StoreOperator(BaseOperator):
         return with_secrets({**found, **{name: value for name, value in given.items() if value is not None}})
 
     def store_path(self) -> str:
-        """The store's directory."""
-        return str(self.settings()["path"])
+        """The store's directory. Only the connection that names it is read: a ledger's may be missing."""
+        return self.path or CheckbackHook(self.connection or CheckbackHook.default_conn_name).path
 
     def leave_crashed(self, error: type[Exception] = AirflowFailException) -> None:
         """Raises `error` for a store that crashed, where a person approves its recovery before anything else."""

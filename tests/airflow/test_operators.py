@@ -50,6 +50,13 @@ def test_a_connection_says_which_store_and_who_is_asked(connection: Callable[...
     json.dumps(found)
 
 
+def test_a_verification_needs_no_ledger(tmp_path: Path) -> None:
+    """One whose connection is missing, or whose secret is not for this worker, stopped recoveries and verifications."""
+    path = str(shop(tmp_path / "shop", orders=1))
+    found = VerifyOperator(task_id="verify", path=path, ledger_connection="nobody_made_it", engine="local")
+    assert found.execute(context())["ok"]
+
+
 def test_a_verification_is_published_with_its_summary(tmp_path: Path) -> None:
     """On the asset's event; the findings themselves are in the report."""
     path = shop(tmp_path / "shop", orders=2)
