@@ -222,7 +222,8 @@ def retain(
 
     Above `max_bytes` (as 20GiB) of the store, or below `free_bytes` of its disk, the oldest segments go however young.
     What somebody has yet to read stays, unless `even_unread`: `pins` says what, `unread` how much, by group and topic.
-    Processes that have the store open with a retention of their own are heard: the most careful counts.
+    Processes that have the store open with a retention of their own are heard: the most careful counts. A store that
+    another program wrote is left alone, as `did` says.
     """
     from broker.store.maintain.retention import most_careful
     from recovery.checkback.ledger_retention import expire_ledger
@@ -230,6 +231,9 @@ def retain(
     from recovery.jobs.setup import parse_retention
 
     wanted = parse_retention(keep, max_bytes, free_bytes, gone_after, even_unread=even_unread)
+    broker.open(path, read_only=True).close()  # where no store is, none was written by anybody
+    if not os.path.exists(Paths(path).store_json):
+        return {"did": "another program wrote it, and its broker removes what is old", "segments": 0, "pins": []}
     with alone(path, "retention"), opened(path, catalog, must_answer=False, **asked) as shop:
         also = shop.store.retention
         done = shop.store.retain(most_careful([wanted, also]) if also else wanted, now_ms=now_ms)
@@ -243,4 +247,4 @@ def retain(
         kept = keep_report(path, f"retain-{now_ms}.json", {**summary, **rest}, latest=LATEST_RETENTION)
     counts = {"segments": len(done.segments), "derived_files": len(done.derived), "begin_offset": done.begin}
     names = ("bytes", "due", "used_bytes", "disk_free_bytes", "pins", "unread", "unread_gone")
-    return {**counts, **{name: summary[name] for name in names}, **rest, "report": kept}
+    return {"did": "a retention", **counts, **{name: summary[name] for name in names}, **rest, "report": kept}

@@ -72,6 +72,7 @@ def test_a_path_without_a_store_stays_without_one(tmp_path: Path) -> None:
         lambda path: tasks.resolve(path, commitlog_offset=0, decision="commit", now_ms=1),
         lambda path: tasks.recover(path, now_ms=1),
         lambda path: tasks.rebuild_table(path, now_ms=1),
+        lambda path: tasks.retain(path, now_ms=1, keep="1s"),
     ):
         with pytest.raises(broker.NotAStore):
             work(str(tmp_path / "nothing"))
@@ -299,6 +300,7 @@ def test_nothing_is_written_into_a_store_of_another_program(
     before = tree(path)
     tasks.verify(str(path), now_ms=1)
     tasks.compare_table(str(path), now_ms=1)
+    assert tasks.retain(str(path), now_ms=1, keep="1s")["did"].startswith("another program wrote it")
     assert tree(path) == before
     assert last_report(str(path)) is not None
     assert list((tmp_path / "state").rglob("verify-latest.json"))
