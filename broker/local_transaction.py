@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -93,6 +94,7 @@ class PlainTransaction(OnlyWith, LocalTransaction):
         super().__init__(group, immunity_s)
         self._service, self._stage = service, Stage.ACTIVE
         self._doomed = ""
+        self._process = os.getpid()
 
     @property
     def stage(self) -> Stage:
@@ -106,7 +108,7 @@ class PlainTransaction(OnlyWith, LocalTransaction):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._stage is Stage.ACTIVE:
+        if self._stage is Stage.ACTIVE and self._process == os.getpid():  # a forked child that ends decides nothing
             self.commit() if error is None else self.rollback()
 
     @contextlib.contextmanager

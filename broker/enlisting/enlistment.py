@@ -16,6 +16,7 @@ import abc
 import contextlib
 import enum
 import logging
+import os
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -126,11 +127,15 @@ class Enlistment:
       `rolled_back_by(connection)` where a COMMIT behind the adapter's back is possible; `leave(...)` when the outcome
       is unknown, which check-back then finds out. The first of these calls counts; later ones do nothing.
 
+    It belongs to the process that made it. In a child that was forked meanwhile, which has a copy of the session and of
+    the driver's connection, nothing joins it, it cannot commit, and what ends it there ends no message.
+
     Not thread-safe, as a database transaction is not.
     """
 
     def __init__(self) -> None:
         self.stage = Stage.ACTIVE
+        self._process = os.getpid()
         self.branches: list[Branch] = []
         self._branch_of: dict[tuple[Hashable, ...], Branch] = {}
         self.turns: list[Callable[[], None]] = []  # end the turns at SQLite's write lock, kept until COMMIT returned
@@ -160,7 +165,11 @@ class Enlistment:
         store_id: str,
         savepoint: Hashable | None,
     ) -> Branch:
-        """The branch that a message belongs to; a new one inserts its ledger row here where `LedgerRows` says so."""
+        """The branch that a message belongs to; a new one inserts its ledger row here where `LedgerRows` says so.
+
+        Raises TransactionError in a forked child.
+        """
+        self._check_process()
         place = (savepoint, id(rows), producer_group, store_id, id(service))
         if (known := self._branch_of.get(place)) is not None:
             return known
@@ -198,10 +207,18 @@ class Enlistment:
 
     def check(self) -> None:
         """Raises TransactionError when the transaction must not commit."""
+        self._check_process()
         if self._dooms and (dooms := self.dooms):
             raise TransactionError(
                 f"the transaction cannot commit, since a message could not be sent in it: {dooms[0].reason}. Nothing "
                 "was saved: roll it back and do it again, or put the send that may fail into a savepoint"
+            )
+
+    def _check_process(self) -> None:
+        if self._process != os.getpid():
+            raise TransactionError(
+                f"the transaction belongs to process {self._process}, which forked this one: end it there, and begin "
+                "one here on a connection of this process (engine.dispose(close=False) first)"
             )
 
     @property
@@ -317,8 +334,8 @@ class Enlistment:
                         branch.service.park(half, why)
 
     def _ends(self, stage: Stage) -> bool:
-        """Enter a last stage; False when the transaction has ended before."""
-        if not self.is_open:
+        """Enter a last stage; False when the transaction has ended before, and in a forked child."""
+        if not self.is_open or self._process != os.getpid():
             return False
         self.stage = stage
         self.end_turns()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sqlite3
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 import broker
-from broker.errors import StoreError
+from broker.errors import StoreError, TransactionError
 from broker.ledger import Ledger
 from broker.live import LiveStore
 from tests.producer.delivered import delivered
@@ -139,3 +141,59 @@ def test_a_store_that_is_closed_within_a_transaction(tmp_path: Path, kind: str, 
     engine.dispose()
     with broker.open(tmp_path / "shop.store") as again:
         assert len(again.transactions.in_doubt_slots()) == 1
+
+
+def _in_a_forked_child(work: Callable[[], object]) -> int:
+    """0 when `work` returned there, 1 when it raised."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.fixture
+def shop_engine(tmp_path: Path) -> Iterator[Engine]:
+    """On SQLite, which does not see that the child's ROLLBACK comes from another process: nothing is written yet."""
+    made = create_engine(f"sqlite:///{tmp_path}/shop.db")
+    Ledger(made).create_all()
+    yield made
+    made.dispose()
+
+
+def test_a_forked_child_ends_no_message_of_its_parent(store: LiveStore, shop_engine: Engine) -> None:
+    """It has a copy of the session, and closes it: by `scoped_session.remove`, or when `sys.exit` leaves the block."""
+    producer = producer_of(store, Ledger(shop_engine))
+    with Session(shop_engine) as session:
+        producer.send(broker.Message("orders", b"1"), session)
+        assert _in_a_forked_child(session.close) == 0
+        session.commit()
+    assert delivered(store) == [b"1"]
+
+
+def test_in_a_forked_child_the_session_takes_no_message_and_does_not_commit(
+    store: LiveStore, shop_engine: Engine
+) -> None:
+    producer = producer_of(store, Ledger(shop_engine))
+
+    def go_on() -> None:
+        for step in (lambda: producer.send(broker.Message("orders", b"2"), session), session.commit):
+            with pytest.raises(TransactionError, match="forked this one: end it there"):
+                step()
+
+    with Session(shop_engine) as session:
+        producer.send(broker.Message("orders", b"1"), session)
+        assert _in_a_forked_child(go_on) == 0
+        session.rollback()
+    assert delivered(store) == []
+
+
+def test_a_forked_child_that_leaves_a_plain_transaction_decides_nothing(store: LiveStore) -> None:
+    producer = store.producer("web", topics=["orders"], resolver=lambda _: None)
+    with producer.begin_transaction() as transaction:
+        producer.send(broker.Message("orders", b"1"), transaction)
+        assert _in_a_forked_child(lambda: transaction.__exit__(SystemExit, SystemExit(), None)) == 0
+    assert delivered(store) == [b"1"]
