@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -52,6 +54,15 @@ def test_the_clock_jumps_and_comes_back() -> None:
     assert time.time() - before < 60
 
 
+@pytest.mark.parametrize("seconds", [-1e9, 1e9])
+def test_the_clock_goes_to_no_time_that_a_store_cannot_hold(seconds: float) -> None:
+    with FakeClock() as clock:
+        clock.advance(seconds)
+        with pytest.raises(broker.BrokerError, match="from 1970 to 2262"):
+            clock.advance(8 * seconds)
+        assert 0 <= time.time_ns() < 1 << 63
+
+
 @pytest.mark.parametrize("committed", [True, False])
 def test_a_lost_commit_took_effect_or_not(engine: Engine, lose_the_commit: Losing, committed: bool) -> None:
     with lose_the_commit(engine, committed=committed), Session(engine) as session:
@@ -86,6 +97,46 @@ def test_a_crash_between_commit_and_end_leaves_the_message_in_doubt(
         producer.send(broker.Message("orders", b"1"), transaction)
     assert count(engine) == 1
     assert [half.topic for half in checkback_store.transactions.in_doubt()] == ["orders"]
+
+
+def test_a_crash_in_a_thread_is_one(
+    engine: Engine, checkback_store: LiveStore, crash_between_commit_and_end: Losing
+) -> None:
+    """As a test client of a web framework runs the application, which answers whatever it raised."""
+    ledger = broker.Ledger(engine)
+    ledger.create_all()
+    producer = checkback_store.producer("shop", topics=["orders"], ledger=ledger)
+    died: list[BaseException] = []
+
+    def buy() -> None:
+        try:
+            with Session(engine) as session, session.begin():
+                producer.send(broker.Message("orders", b"1"), session)
+        except BaseException as error:  # noqa: BLE001
+            died.append(error)
+
+    with crash_between_commit_and_end(checkback_store):
+        thread = threading.Thread(target=buy)
+        thread.start()
+        thread.join()
+    assert [type(error) for error in died] == [Killed]
+    assert len(list(checkback_store.transactions.in_doubt())) == 1
+
+
+@pytest.mark.parametrize("group", [BaseExceptionGroup("tasks", [Killed(), ValueError()]), asyncio.CancelledError()])
+def test_a_crash_in_a_task_is_one(
+    checkback_store: LiveStore, crash_between_commit_and_end: Losing, group: BaseException
+) -> None:
+    """A task group raises it in a group; the client of an async application learns that its request was cancelled."""
+    producer = checkback_store.producer("web", topics=["orders"], resolver=lambda _: None)
+    with crash_between_commit_and_end(checkback_store):
+        try:
+            with producer.begin_transaction() as transaction:
+                producer.send(broker.Message("orders", b"1"), transaction)
+        except Killed:
+            raise group from None
+    with pytest.raises(asyncio.CancelledError), crash_between_commit_and_end(checkback_store):
+        raise asyncio.CancelledError
 
 
 def test_a_block_without_an_end_is_no_test(checkback_store: LiveStore, crash_between_commit_and_end: Losing) -> None:
