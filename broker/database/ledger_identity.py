@@ -124,14 +124,15 @@ def _sqlite(execute: Execute, schema: str | None) -> Observed:
     if not path:  # in memory, which only the runner of Django's tests may have: it is this process's own
         in_memory = DatabaseIdentity(_SQLITE, database=":memory:", number=str(os.getpid()), schema=schema or "")
         return Observed(in_memory, True, "")
+    name = path.encode()  # as SQLite names it, whatever the locale makes of a text
     try:
-        found = os.stat(path)
+        found = os.stat(name)
     except OSError as error:
         raise TransactionError(f"the file {path!r} of the ledger cannot be looked at: {error.strerror}") from error
     identity = DatabaseIdentity(
         _SQLITE, database=path, number=str(found.st_ino), device=str(found.st_dev), schema=schema or ""
     )
-    return Observed(identity, True, "" if os.access(path, os.W_OK) else "its file may not be written")
+    return Observed(identity, True, "" if os.access(name, os.W_OK) else "its file may not be written")
 
 
 def difference(bound: DatabaseIdentity, actual: DatabaseIdentity) -> str:

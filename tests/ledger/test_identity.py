@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -55,6 +58,26 @@ LITE = DatabaseIdentity("sqlite", database="/srv/shop.db", number="12", device="
 def test_what_is_the_same_database(bound: DatabaseIdentity, actual: DatabaseIdentity, same: bool) -> None:
     assert (difference(bound, actual) == "") is same
     assert DatabaseIdentity.from_json(bound.as_json()) == bound
+
+
+IN_AN_OLD_LOCALE = """
+import sqlite3
+from contextlib import closing
+from broker.database.ledger_identity import observe
+with closing(sqlite3.connect("b\\u00fccher.db".encode())) as connection:
+    connection.execute("CREATE TABLE ledger (number INTEGER)")
+    observe(lambda statement: connection.execute(statement.text).fetchall(), "sqlite", "ledger", None)
+"""
+
+
+def test_a_file_of_sqlite_is_found_in_a_locale_without_utf_8(tmp_path: Path) -> None:
+    """SQLite names its file in UTF-8."""
+    environ = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    environ["PYTHONPATH"] = str(Path(__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-c", IN_AN_OLD_LOCALE], cwd=tmp_path, env=environ, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 ROW = Binding("b" * 32, STORE, PG, 3, 1)
