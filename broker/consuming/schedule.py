@@ -73,7 +73,7 @@ class Schedule:
             with self._cells.lock:
                 self._lease_cell = self._cells.make(SCHEDULE_GROUP, SCHEDULE_TOPIC, -1, 0)
         cell = self._lease_cell
-        if self._fence is not None and self._cells.is_current(cell, self._fence):
+        if self._fence is not None and self._cells.fence(cell) == self._fence:
             return True
         self._fence = None
         owner, place = self._cells.owner(cell)
@@ -166,6 +166,6 @@ class Schedule:
         self._due_ms = {key: at for key, at in self._due_ms.items() if key[0] != queue_id}
         with self._cells.lock:
             mine = self._fence is not None and self._lease_cell is not None
-            mine = mine and self._cells.is_current(self._lease_cell or 0, self._fence or 0)
+            mine = mine and self._cells.fence(self._lease_cell or 0) == (self._fence or 0)
             if mine and self._cells.position(cell) < position:
                 self._cells.put(cell, position)

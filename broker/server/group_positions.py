@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from broker.consuming.group.consumer_table import UNSET
+from broker.consuming.group.consumer_table import CELLS, UNSET
 from broker.consuming.group.members import MemberKind
 from broker.consuming.group.membership import Membership, client_id
 from broker.consuming.group.offset_export import SCHEDULE_GROUP
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 Queue = tuple[str, str, int]  # group, topic, queue id
 _RESET_S = 60.0  # a client of the queue pulls within seconds
-_LOOK_S = 0.5  # how soon a killed consumer is noticed; one that leaves or joins is noticed at the next look
+_LOOK_S = 0.5  # how soon a killed consumer or a reset is noticed; one that leaves or joins is at the next look
+_FENCES_MAX = 2 * CELLS  # queues from which clients pull, with a position and before their first one
 
 
 class GroupPositions:
@@ -39,6 +40,8 @@ class GroupPositions:
         self._consumers: dict[str, tuple[int, ...]] = {}  # by group, those in processes that have the store open
         self._changes, self._looked_s = -1, 0.0
         self._resets: dict[Queue, tuple[int, float]] = {}  # what a client learns with its next pull, until when
+        self._fences: dict[Queue, int] = {}  # of the queues from which clients pull, since they know where they stand
+        self._fences_looked_s = 0.0
 
     def close(self) -> None:
         with self._lock:
@@ -104,7 +107,8 @@ class GroupPositions:
     def keep(self, connected: Callable[[], Iterable[str]]) -> None:
         """Say that the groups of connected clients are there, and leave those that have none.
 
-        A reset that no client learned in its time is over: nobody pulls from the queue.
+        Notices the resets that other processes made. One that no client learned in its time is over: nobody pulls from
+        the queue.
         """
         now_s = time.monotonic()
         with self._lock:
@@ -113,8 +117,35 @@ class GroupPositions:
                 self._members.pop(group).leave()
             for member in self._members.values():
                 member.beat()
+            self._notice_resets(now_s)
             for place in [place for place, (_, until_s) in list(self._resets.items()) if until_s < now_s]:
                 self._resets.pop(place, None)
+
+    def _notice_resets(self, now_s: float) -> None:
+        """Have clients learn where another process put their group: another server, or `checkback consumer --reset`.
+
+        Without that they would go on, and with their next commit the reset would be gone. Under our lock.
+        """
+        if now_s - self._fences_looked_s < _LOOK_S:
+            return
+        self._fences_looked_s, cells = now_s, self.table.cells
+        for place, fence in list(self._fences.items()):
+            if place[0] not in self._members:
+                del self._fences[place]
+            elif self._fence(place) == fence:
+                continue
+            elif self.is_leased(*place):
+                del self._fences[place]  # its consumer notices by itself
+            elif (cell := cells.find(*place)) is not None:
+                with cells.lock:  # both words are of one reset
+                    self._fences[place], position = cells.fence(cell), cells.position(cell)
+                if position != UNSET:  # else the group was deleted
+                    self._resets[place] = position, now_s + _RESET_S
+
+    def _fence(self, place: Queue) -> int:
+        """The fence of a queue; what a new cell has when there is none."""
+        cell = self.table.cells.find(*place)
+        return 0 if cell is None else self.table.cells.fence(cell)
 
     # Positions
 
@@ -141,7 +172,8 @@ class GroupPositions:
             with cells.lock:
                 if cell is None:
                     cell = cells.make(group, topic, queue_id)
-                cells.put(cell, min(queue_offset, end))
+                if self._is_known((group, topic, queue_id)):
+                    cells.put(cell, min(queue_offset, end))
 
     def commit_at_once(self, group: str, topic: str, queue_id: int, queue_offset: int) -> bool:
         """The same without waiting for anybody; False when it could not be done so."""
@@ -155,7 +187,8 @@ class GroupPositions:
             if not cells.lock.try_acquire():
                 return False
             try:
-                cells.put(cell, min(queue_offset, self._store.writer.queue_end(topic, queue_id)))
+                if self._is_known((group, topic, queue_id)):
+                    cells.put(cell, min(queue_offset, self._store.writer.queue_end(topic, queue_id)))
             finally:
                 cells.lock.release()
         finally:
@@ -167,6 +200,11 @@ class GroupPositions:
         is_reset = self.is_reset(group, topic, queue_id)
         return queue_offset >= 0 and not is_reset and not self.is_leased(group, topic, queue_id)
 
+    def _is_known(self, place: Queue) -> bool:
+        """Whether no other process put the group elsewhere since a client began to pull. Under the cells' lock."""
+        fence = self._fence(place)
+        return self._fences.get(place, fence) == fence
+
     def reset(self, group: str, topic: str, queue_id: int, queue_offset: int, *, is_online: bool) -> None:
         """Put a group elsewhere; clients that are connected hear of it with their next pull."""
         _check_group(group)
@@ -175,12 +213,16 @@ class GroupPositions:
             is_leased = self.is_leased(group, topic, queue_id)  # then its consumer notices by the fence
             with cells.lock:
                 cells.set_position(cells.make(group, topic, queue_id), queue_offset)
+                self._fences[group, topic, queue_id] = self._fence((group, topic, queue_id))
             if is_online and not is_leased:
                 self._resets[group, topic, queue_id] = queue_offset, time.monotonic() + _RESET_S
 
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
-        """Where a client must go on, once."""
-        found = self._resets.pop((group, topic, queue_id), None)  # the event loop does it: without the lock
+        """Where a client must go on, once; from now on resets of the queue by other processes are noticed."""
+        place = group, topic, queue_id
+        found = self._resets.pop(place, None)  # the event loop does it: without the lock
+        if place not in self._fences and len(self._fences) < _FENCES_MAX:
+            self._fences[place] = self._fence(place)
         return None if found is None else found[0]
 
     def is_reset(self, group: str, topic: str, queue_id: int) -> bool:

@@ -294,45 +294,6 @@ def test_a_delayed_message_that_cannot_be_read_holds_its_own_level_only(
         assert [record.body[:1] for record in records_of(answer.body)] in ([b"0"], [b"2"])
 
 
-def test_a_reset_reaches_clients_with_their_next_pull(serve: Serve, connect: Connect) -> None:
-    client = connect(serve())
-    for _ in range(3):
-        client.publish("orders", b"x")
-    client.heartbeat(consumer="billing", topics={"orders": "*"})
-    asked = {"consumerGroup": "billing", "topic": "orders", "queueId": 0}
-    client.request(Code.UPDATE_CONSUMER_OFFSET, asked | {"commitOffset": 3})
-    reset = {"topic": "orders", "group": "billing", "timestamp": 0, "isForce": "true"}
-    assert b'"queueId":0,"topic":"orders"}:0' in client.request(Code.INVOKE_BROKER_TO_RESET_OFFSET, reset).body
-    client.oneway(Code.UPDATE_CONSUMER_OFFSET, asked | {"commitOffset": 3})  # from before: counts no more
-    assert client.request(Code.QUERY_CONSUMER_OFFSET, asked).ext == {"offset": "0"}
-    answer = client.answer(client.pull("billing", "orders", 3))
-    assert (answer.code, answer.remark, answer.ext["nextBeginOffset"]) == (21, "OFFSET_RESET", "0")
-    assert client.request(Code.QUERY_CONSUMER_OFFSET, asked).ext == {"offset": "0"}
-
-
-def test_a_reset_of_a_queue_that_is_not_there_is_refused(serve: Serve, connect: Connect) -> None:
-    """It would take a place in the table of positions, and stand in every statistic of the group."""
-    client = connect(serve())
-    client.publish("orders", b"x")
-    client.heartbeat(consumer="billing", topics={"orders": "*"})
-    reset = {"topic": "orders", "group": "billing", "timestamp": -1, "isForce": "true", "offset": 0}
-    refused = client.request(Code.INVOKE_BROKER_TO_RESET_OFFSET, reset | {"queueId": 99})
-    assert (refused.code, refused.remark) == (29, "queueId 99 of orders does not exist")
-    assert client.request(Code.INVOKE_BROKER_TO_RESET_OFFSET, reset | {"queueId": 3}).code == 0
-    assert b"99" not in client.request(Code.GET_ALL_CONSUMER_OFFSET).body
-
-
-def test_a_reset_wakes_a_pull_that_is_held(serve: Serve, connect: Connect) -> None:
-    client = connect(serve())
-    client.publish("orders", b"x")
-    client.heartbeat(consumer="billing", topics={"orders": "*"})
-    waits = client.pull("billing", "orders", 1, hold_ms=20_000)
-    reset = {"topic": "orders", "group": "billing", "timestamp": 0, "isForce": "true"}
-    client.request(Code.INVOKE_BROKER_TO_RESET_OFFSET, reset)
-    answer = client.answer(waits)
-    assert (answer.code, answer.remark, answer.ext["nextBeginOffset"]) == (21, "OFFSET_RESET", "0")
-
-
 def test_members_hear_of_each_other_and_lock_queues(serve: Serve, connect: Connect) -> None:
     server = serve()
     first, second = connect(server, client_id="a"), connect(server, client_id="b")

@@ -280,9 +280,9 @@ class ConsumerTable:
             self._words[at + _POSITION] = position
             return True
 
-    def is_current(self, cell: int, fence: int) -> bool:
-        """Whether nobody took the queue away since the lease with this number was given."""
-        return self._words[self._at(cell) + _FENCE] == fence
+    def fence(self, cell: int) -> int:
+        """Another number whenever the queue is leased, and whenever its position is put in place of another."""
+        return self._words[self._at(cell) + _FENCE]
 
     def owner(self, cell: int) -> tuple[int, int]:
         """(number of the owner, its place among the members); (0, 0) for a queue that is free."""

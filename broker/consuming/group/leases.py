@@ -91,7 +91,7 @@ class Leases:
         wanted = self._wanted(clients or ())
         with self.mutex:
             for cell, lease in list(self._held.items()):
-                if not self._cells.is_current(cell, lease.fence):
+                if self._cells.fence(cell) != lease.fence:
                     self._drop(lease)
                 elif cell in wanted:
                     lease.drain_until_ms = 0
@@ -212,7 +212,7 @@ class Leases:
         """Whether a message is ours to be sent back: not lost, and no other thread is at it."""
         with self.mutex:
             hand = self._hands.get(commitlog_offset)
-            is_ours = hand is not None and not hand.leaves and self._cells.is_current(hand.lease.cell, hand.lease.fence)
+            is_ours = hand is not None and not hand.leaves and self._cells.fence(hand.lease.cell) == hand.lease.fence
             if hand is not None and is_ours:
                 hand.leaves = True
         try:
@@ -237,7 +237,7 @@ class Leases:
             before = lease.window.position
             position = lease.window.acknowledge(hand.queue_offset)
             if position == before:
-                return self._cells.is_current(lease.cell, lease.fence)
+                return self._cells.fence(lease.cell) == lease.fence
             return self._advance(lease, position)
 
     def _advance(self, lease: Lease, position: int) -> bool:

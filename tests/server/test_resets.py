@@ -1,0 +1,76 @@
+"""Groups that are put elsewhere while their clients are connected."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+
+import broker
+from broker.consuming.group.positions import Positions, Start
+from broker.remoting.codes import RequestCode as Code
+from broker.remoting.codes import ResponseCode as Answer
+from tests.server.conftest import Connect, Serve
+
+
+def test_a_reset_reaches_clients_with_their_next_pull(serve: Serve, connect: Connect) -> None:
+    client = connect(serve())
+    for _ in range(3):
+        client.publish("orders", b"x")
+    client.heartbeat(consumer="billing", topics={"orders": "*"})
+    asked = {"consumerGroup": "billing", "topic": "orders", "queueId": 0}
+    client.request(Code.UPDATE_CONSUMER_OFFSET, asked | {"commitOffset": 3})
+    reset = {"topic": "orders", "group": "billing", "timestamp": 0, "isForce": "true"}
+    assert b'"queueId":0,"topic":"orders"}:0' in client.request(Code.INVOKE_BROKER_TO_RESET_OFFSET, reset).body
+    client.oneway(Code.UPDATE_CONSUMER_OFFSET, asked | {"commitOffset": 3})  # from before: counts no more
+    assert client.request(Code.QUERY_CONSUMER_OFFSET, asked).ext == {"offset": "0"}
+    answer = client.answer(client.pull("billing", "orders", 3))
+    assert (answer.code, answer.remark, answer.ext["nextBeginOffset"]) == (21, "OFFSET_RESET", "0")
+    assert client.request(Code.QUERY_CONSUMER_OFFSET, asked).ext == {"offset": "0"}
+
+
+def test_a_reset_of_a_queue_that_is_not_there_is_refused(serve: Serve, connect: Connect) -> None:
+    """It would take a place in the table of positions, and stand in every statistic of the group."""
+    client = connect(serve())
+    client.publish("orders", b"x")
+    client.heartbeat(consumer="billing", topics={"orders": "*"})
+    reset = {"topic": "orders", "group": "billing", "timestamp": -1, "isForce": "true", "offset": 0}
+    refused = client.request(Code.INVOKE_BROKER_TO_RESET_OFFSET, reset | {"queueId": 99})
+    assert (refused.code, refused.remark) == (29, "queueId 99 of orders does not exist")
+    assert client.request(Code.INVOKE_BROKER_TO_RESET_OFFSET, reset | {"queueId": 3}).code == 0
+    assert b"99" not in client.request(Code.GET_ALL_CONSUMER_OFFSET).body
+
+
+def test_a_reset_wakes_a_pull_that_is_held(serve: Serve, connect: Connect) -> None:
+    client = connect(serve())
+    client.publish("orders", b"x")
+    client.heartbeat(consumer="billing", topics={"orders": "*"})
+    waits = client.pull("billing", "orders", 1, hold_ms=20_000)
+    reset = {"topic": "orders", "group": "billing", "timestamp": 0, "isForce": "true"}
+    client.request(Code.INVOKE_BROKER_TO_RESET_OFFSET, reset)
+    answer = client.answer(waits)
+    assert (answer.code, answer.remark, answer.ext["nextBeginOffset"]) == (21, "OFFSET_RESET", "0")
+
+
+@pytest.mark.parametrize("has_position", [True, False])
+def test_a_reset_by_another_process_reaches_clients(
+    serve: Serve, connect: Connect, store: broker.LiveStore, has_position: bool
+) -> None:
+    """By `checkback consumer --reset`, and by another server: clients went on, and their next commit undid it."""
+    client = connect(serve())
+    for _ in range(3):
+        client.publish("orders", b"x")
+    client.heartbeat(consumer="billing", topics={"orders": "*"})
+    commit = {"consumerGroup": "billing", "topic": "orders", "queueId": 0, "commitOffset": 3}
+    if has_position:
+        assert client.request(Code.UPDATE_CONSUMER_OFFSET, commit).code == Answer.SUCCESS
+    assert client.answer(client.pull("billing", "orders", 3)).code == Answer.PULL_NOT_FOUND
+    waits = client.pull("billing", "orders", 3, hold_ms=20_000)
+    with closing(Positions(store)) as positions:
+        positions.reset("billing", "orders", Start("first"))
+    client.oneway(Code.UPDATE_CONSUMER_OFFSET, commit)  # from before: counts no more
+    answer = client.answer(waits)
+    assert (answer.code, answer.remark, answer.ext["nextBeginOffset"]) == (21, "OFFSET_RESET", "0")
+    assert client.request(Code.QUERY_CONSUMER_OFFSET, commit).ext == {"offset": "0"}
+    assert client.request(Code.UPDATE_CONSUMER_OFFSET, commit | {"commitOffset": 1}).code == Answer.SUCCESS
+    assert client.request(Code.QUERY_CONSUMER_OFFSET, commit).ext == {"offset": "1"}
