@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 LOCK_TIMEOUT_MS = 100
 _STATEMENT_TIMEOUT_MS = 10_000
 _WAITING_S = 5.0
+_DECIDING_S = 30.0  # for missing rows, one by one: half of time_limit.LEDGER_WITHIN_S
 _BATCH = 500  # keys in one SELECT: any database takes so many parameters
 _MYSQL = ("mysql", "mariadb")
 _CONNECT_ATTEMPTS = 3  # a database that restarts, or a proxy that has just lost one
@@ -181,7 +182,7 @@ class LedgerResolver:
             return self.trouble(error)
 
     def _missing(self, groups: dict[str, str], connection: Connection) -> dict[str, Answer]:
-        """A tombstone for each key, while the database answers and the waiting for locks stays bearable."""
+        """A tombstone for each key, while the database answers, and that and locks take a bearable time."""
         found: dict[str, Answer] = {}
         if self._ledger.dialect == "sqlite":
             for start in range(0, len(groups), _BATCH):
@@ -191,12 +192,8 @@ class LedgerResolver:
         for key, group in groups.items():
             if key in found:
                 continue
-            answer = rest or self.decide(key, group, ROLLED_BACK, self._by, connection)
-            found[key] = answer
-            if answer.outcome in (Outcome.DOWN, Outcome.REFUSED):
-                rest = answer
-            elif answer.outcome is Outcome.RUNNING and time.monotonic() - started > _WAITING_S:
-                rest = Answer(Outcome.RUNNING, f"not asked: others were waited for, for {_WAITING_S} s")
+            found[key] = rest or self.decide(key, group, ROLLED_BACK, self._by, connection)
+            rest = rest or _for_the_rest(found[key], time.monotonic() - started)
         return found
 
     def _committed(self, connection: Connection, keys: list[str]) -> dict[str, Answer]:
@@ -363,6 +360,17 @@ class _BelowMark(Exception):
 _OUTCOMES = {COMMITTED: Outcome.COMMITTED, ROLLED_BACK: Outcome.ROLLED_BACK}
 
 
+def _for_the_rest(answer: Answer, seconds: float) -> Answer | None:
+    """The answer for all keys behind one that was decided alone, when no more are asked this time."""
+    if answer.outcome in (Outcome.DOWN, Outcome.REFUSED):
+        return answer
+    if answer.outcome is Outcome.RUNNING and seconds > _WAITING_S:
+        return Answer(Outcome.RUNNING, f"not asked: others were waited for, for {_WAITING_S} s")
+    if seconds > _DECIDING_S:  # as of a database far away: what was decided must not be lost with the batch's limit
+        return Answer(Outcome.RUNNING, f"not asked this time: the database took {_DECIDING_S:g} s for others")
+    return None
+
+
 def _put(by: str, outcome: Outcome) -> str:
     return f"no ledger row was there, and {by} put one: {outcome.value}"
 
@@ -386,7 +394,4 @@ def _of_another(named: str | None, binding_id: str) -> Answer:
     return Answer(Outcome.REFUSED, f"nothing was decided: {text}. Name its own database, or its schema")
 
 
-_UNBOUND = Answer(
-    Outcome.UNKNOWN,
-    "no row, and the half message does not name its database. Run: checkback resolve",
-)
+_UNBOUND = Answer(Outcome.UNKNOWN, "no row, and the half message does not name its database. Run: checkback resolve")

@@ -9,12 +9,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from sqlalchemy import URL, create_engine, event
 
 import broker
+from broker.enlisting.ledger_key import new_key
 from broker.errors import BrokerError
-from recovery.checkback import time_limit
+from broker.ledger import Ledger
+from recovery.checkback import ledger_resolver, time_limit
 from recovery.checkback.catalog import Catalog
 from recovery.checkback.http_resolver import ANSWER_BYTES, HttpResolver, read_headers, shown
 from recovery.checkback.leader import LeaderLock
@@ -26,6 +30,7 @@ from recovery.checkback.service import CheckService
 from recovery.checkback.time_limit import Bounded, TimedOut, TimeLimit
 from recovery.views.overview import overview
 from tests.checkback.shop import open_store
+from tests.ledger.proven import resolver_of
 
 LIMIT_S = 1.0  # far more than a call takes that does not hang, on a busy machine, too
 PATIENCE_S = 30.0  # of a test, on a machine that does other things, too
@@ -264,6 +269,27 @@ class Stuck:
     def ask(self, questions: list[Question], _now_ms: int) -> list[Answer]:
         self._gate.wait(PATIENCE_S)
         return [Answer(Outcome.COMMITTED, "late")] * len(questions)
+
+
+def test_a_database_far_away_decides_a_part_of_a_batch_each_time(
+    postgres_url: URL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it would take longer than a batch may: nothing would be answered, this time and every other."""
+    clock = SimpleNamespace(seconds=0.0)
+
+    def far(_: object) -> None:
+        clock.seconds += 4
+
+    engine = create_engine(postgres_url)
+    ledger = Ledger(engine)
+    ledger.create_all()
+    resolver, keys = resolver_of(ledger, "5" * 32), {new_key(1000 + number): "shop" for number in range(9)}
+    monkeypatch.setattr(ledger_resolver, "time", SimpleNamespace(monotonic=lambda: clock.seconds))
+    event.listen(engine, "commit", far)
+    outcomes = [answer.outcome for answer in resolver.answers(keys).values()]
+    assert outcomes == [Outcome.ROLLED_BACK] * 8 + [Outcome.RUNNING]
+    assert clock.seconds < time_limit.LEDGER_WITHIN_S
+    engine.dispose()
 
 
 def test_rounds_go_on_beside_a_group_that_hangs(tmp_path: Path, gate: threading.Event) -> None:
