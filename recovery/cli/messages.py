@@ -11,12 +11,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 import broker
+from broker.enlisting.ledger_key import LEDGER_KEY
 from broker.errors import CorruptRecord, CorruptStore, TransactionError
 from broker.format.config import TopicConfig
 from broker.format.java import decode_message_id
 from broker.format.sysflag import TransactionType
 from broker.message import ReceivedMessage
-from broker.transaction.events import BY, WHY
+from broker.transaction.events import BY, WHY, TransactionState
 from recovery.humanize import moment, printable, who
 
 _NAP_S = 0.2  # between two looks at a store that others write to
@@ -203,10 +204,11 @@ def end(path: str, name: str, *, commit: bool, why: str, by: str = "") -> Decide
     """Commit or roll back a half message; the end record says why, and who did it.
 
     `name` is a CommitLog offset, a unique key, or an offset message id. Raises AlreadyEnded when it was decided the
-    other way, TransactionError when nothing has that name.
+    other way, TransactionError when nothing has that name, and for one in doubt whose outcome is in a ledger.
     """
     with broker.open(path, create=False) as store:
         half = find_half(store, name)
+        _check_no_ledger(store, half, "commit" if commit else "rollback")
         decide = store.transactions.commit if commit else store.transactions.rollback
         ended = decide(half, extra_properties={WHY: why, BY: by or who()})
         store.sync_now()  # nobody would make a person's decision again
@@ -220,6 +222,15 @@ def end(path: str, name: str, *, commit: bool, why: str, by: str = "") -> Decide
             commitlog_offset=ended.commitlog_offset,
             queue_offset=ended.queue_offset,
         )
+
+
+def _check_no_ledger(store: broker.LiveStore, half: broker.Half, decision: str) -> None:
+    """Raises TransactionError where a ledger has the say: nobody reads its row here, or puts a tombstone there."""
+    in_doubt = (TransactionState.PREPARED, TransactionState.PARKED)
+    if LEDGER_KEY in half.properties and store.transactions.state(half) in in_doubt:
+        step = f"checkback resolve {store.path} {half.commitlog_offset} --{decision} --why TEXT --ledger URL"
+        text = f"the outcome of the transaction at CommitLog offset {half.commitlog_offset} is in a ledger"
+        raise TransactionError(f"{text}, which is asked first: {step}; or, if it is lost, --without-ledger")
 
 
 def find_half(store: broker.LiveStore, name: str) -> broker.Half:

@@ -138,6 +138,7 @@ def end(
 ) -> None:
     """Commit or roll back one half message manually. Writes to the store; the first decision is final.
 
+    For transactions without a ledger: one whose outcome a ledger holds is refused, and settled by checkback resolve.
     Exits with 1 when the opposite decision was already recorded. To list what is in doubt: checkback pending STORE
     """
     from broker import AlreadyEnded

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 import broker
+from broker.enlisting.ledger_key import LEDGER_KEY, new_key
 from broker.store.read.layout import StoreLayout
-from broker.transaction.events import BY, WHY
+from broker.transaction.events import BY, WHY, TransactionState
 from recovery.cli import messages as sending
 from recovery.verify.verifier import verify
 from tests.cli.command import Ran, command
@@ -176,6 +177,23 @@ def test_a_person_decides(store: Path, capsys: pytest.CaptureFixture[str], name:
     assert (refused.code, refused.out) == (1, "")
     assert "the first decision stands" in refused.err
     assert verify(store).ok
+
+
+@pytest.mark.parametrize("decision", ["commit", "rollback"])
+def test_what_a_ledger_knows_is_not_decided_without_it(
+    store: Path, capsys: pytest.CaptureFixture[str], decision: str
+) -> None:
+    """Its message would be delivered without the order, or the order saved without its message."""
+    with broker.open(store) as opened:
+        key = {LEDGER_KEY: new_key(1)}
+        found = opened.transactions.prepare(broker.Message("stock", b"locked"), "shop", extra_properties=key)
+        words = ["end", store, found.commitlog_offset, "--why", "the customer called", f"--{decision}"]
+        refused = command(capsys, *words)
+        assert (refused.code, refused.out) == (2, "")
+        assert f"checkback resolve {store} {found.commitlog_offset} --{decision} --why TEXT --ledger" in refused.err
+        assert opened.transactions.state(found) is TransactionState.PREPARED
+        getattr(opened.transactions, decision)(found)
+        assert run(capsys, *words)["again"]
 
 
 def test_others_may_have_the_store_open(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
