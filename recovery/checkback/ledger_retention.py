@@ -9,6 +9,7 @@ look is flushed to disk first. Keys below that time are never answered "rolled b
 from __future__ import annotations
 
 from broker.enlisting.ledger_key import LEDGER_KEY, key_time_ms
+from broker.errors import CorruptStore
 from broker.live import LiveStore
 from recovery.checkback.ledger_resolver import LedgerResolver
 
@@ -16,11 +17,12 @@ KEEP_MS = 30 * 86_400_000
 
 
 def low_water_ms(store: LiveStore, now_ms: int, keep_ms: int = KEEP_MS) -> int:
-    """The time below which no row is needed any more."""
-    keys = [half.properties.get(LEDGER_KEY) for half in store.transactions.in_doubt()]
+    """The time below which no row is needed any more; 0 when a half message in doubt cannot be read."""
+    damaged: list[CorruptStore] = []
+    keys = [half.properties.get(LEDGER_KEY) for half in store.transactions.in_doubt(damaged=damaged)]
     times = [made for key in keys if key and (made := key_time_ms(key)) is not None]
     store.sync_now()  # after the look: what was not in doubt then has its end on disk now
-    return min([now_ms - keep_ms, *times])
+    return 0 if damaged else min([now_ms - keep_ms, *times])  # any row may be the one that it names
 
 
 def expire_ledger(store: LiveStore, resolver: LedgerResolver, now_ms: int, keep_ms: int = KEEP_MS) -> int:

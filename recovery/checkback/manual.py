@@ -96,24 +96,48 @@ def _offset(text: str) -> int | None:
 
 
 def chosen(
-    store: LiveStore, *, parked: bool = True, topic: str | None = None, producer_group: str | None = None
+    store: LiveStore,
+    *,
+    parked: bool = True,
+    topic: str | None = None,
+    producer_group: str | None = None,
+    damaged: list[CorruptStore] | None = None,
 ) -> list[Half]:
-    """All that are parked, or all in doubt; of one topic and group where they are named."""
+    """All that are parked, or all in doubt; of one topic and group where they are named.
+
+    `damaged` takes the error of each that may be meant and cannot be read; without it the first is raised.
+    """
     among = store.transactions.parked() if parked else None
-    return [
+    unreadable: list[CorruptStore] = []
+    found = [
         half
-        for half in store.transactions.in_doubt()
+        for half in store.transactions.in_doubt(damaged=unreadable)
         if (among is None or half.commitlog_offset in among)
         and topic in (None, half.topic)
         and producer_group in (None, half.producer_group)
     ]
+    for error in unreadable:
+        place = getattr(error, "commitlog_offset", None)
+        if among is None or place is None or place in among:
+            _collect(error, damaged)
+    return found
 
 
-def park_list(store: LiveStore, now_ms: int) -> list[ParkedTransaction]:
-    """What is parked, since when and why, in log order."""
+def _collect(error: CorruptStore, damaged: list[CorruptStore] | None) -> None:
+    if damaged is None:
+        raise error
+    damaged.append(error)
+
+
+def park_list(store: LiveStore, now_ms: int, *, damaged: list[CorruptStore] | None = None) -> list[ParkedTransaction]:
+    """What is parked, since when and why, in log order. `damaged` as of `chosen`."""
     found = []
     for commitlog_offset, note in sorted(store.transactions.parked().items()):
-        half = store.transactions.half(commitlog_offset)
+        try:
+            half = store.transactions.half(commitlog_offset)
+        except CorruptStore as error:
+            _collect(error, damaged)
+            continue
         found.append(
             ParkedTransaction(
                 commitlog_offset=commitlog_offset,

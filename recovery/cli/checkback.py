@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +18,7 @@ from recovery.cli.terminal.traces import traced
 from recovery.humanize import printable
 
 if TYPE_CHECKING:
+    from broker.errors import CorruptStore
     from broker.live import LiveStore
     from broker.transaction.service import Half
     from recovery.checkback.catalog import Catalog
@@ -156,17 +157,20 @@ def park_list(store: Store, as_json: AsJson = False) -> None:
     """List the parked transactions: check-back reached its limit, and they wait for a manual decision."""
     from recovery.checkback.manual import park_list as listed
 
+    damaged: list[CorruptStore] = []
     with _open(store) as opened:
-        found = listed(opened, _now_ms())
+        found = listed(opened, _now_ms(), damaged=damaged)
     if as_json:
         print_json([one.as_json() for one in found])
-        return
-    if not found:
+    elif not found and not damaged:
         show(["Nothing is parked"])
-    for one in found:
-        keys = f" keys {' '.join(one.keys)}" if one.keys else ""
-        age = f"{one.age_s:.0f} s old"
-        show([printable(f"{one.message_id} {one.topic} group {one.producer_group}{keys}, {age}: {one.why}")])
+    else:
+        for one in found:
+            keys = f" keys {' '.join(one.keys)}" if one.keys else ""
+            age = f"{one.age_s:.0f} s old"
+            show([printable(f"{one.message_id} {one.topic} group {one.producer_group}{keys}, {age}: {one.why}")])
+    if damaged:
+        raise damaged[0]
 
 
 def resolve(
@@ -203,7 +207,8 @@ def resolve(
     setup = _setup({"ledger": ledger, "schema": schema}, config)
     with _open(store) as opened, _catalog(opened, catalog) as kept, setup.open(opened) as asked:
         found: list[Resolution] = []
-        for half in _meant(opened, ids, all_parked, topic, group):
+        damaged: list[CorruptStore] = []
+        for half in _meant(opened, ids, all_parked, topic, group, damaged):
             found += decide(
                 opened,
                 [half],
@@ -216,7 +221,7 @@ def resolve(
                 catalog=kept,
                 dry_run=dry_run,
             )
-    _show_resolutions(found, as_json)
+    _show_resolutions(found, as_json, damaged)
 
 
 def recheck(
@@ -233,10 +238,11 @@ def recheck(
     """Restart check-back for transactions, as if they were new; parked ones are no longer parked."""
     from recovery.checkback.manual import recheck as again
 
+    damaged: list[CorruptStore] = []
     with _open(store) as opened, _catalog(opened, catalog) as kept:
-        halves = _meant(opened, ids, all_parked, topic, group)
+        halves = _meant(opened, ids, all_parked, topic, group, damaged)
         found = again(opened, halves, why=why, catalog=kept, dry_run=dry_run)
-    _show_resolutions(found, as_json)
+    _show_resolutions(found, as_json, damaged)
 
 
 def policy_explain(
@@ -275,16 +281,11 @@ def _open(path: str) -> Iterator[LiveStore]:
 def _catalog(store: LiveStore, url: str | None) -> Iterator[Catalog]:
     from recovery.checkback.catalog import Catalog
 
-    catalog = Catalog.open(store.path, _store_id(store), url)
+    catalog = Catalog.open(store.path, store.store_id, url)
     try:
         yield catalog
     finally:
         catalog.close()
-
-
-def _store_id(store: LiveStore) -> str:
-
-    return store.store_id
 
 
 def _setup(options: dict[str, Any], config: str | None) -> Setup:
@@ -329,22 +330,24 @@ def _duration(text: str) -> int:
 
 
 def _meant(
-    store: LiveStore, ids: list[str] | None, all_parked: bool, topic: str | None, group: str | None
-) -> list[Half]:
+    store: LiveStore, ids: list[str] | None, all_parked: bool, topic: str | None, group: str | None,
+    damaged: list[CorruptStore],
+) -> list[Half]:  # fmt: skip
+    """`damaged` takes the error of each parked one that cannot be read: the others are decided all the same."""
     from recovery.checkback.manual import chosen, find
 
     if bool(ids) == all_parked:
         raise BadParameter("give IDs, or --all-parked")
     if ids and (topic or group):
         raise BadParameter("--topic and --group go with --all-parked")
-    return find(store, ids) if ids else chosen(store, topic=topic, producer_group=group)
+    return find(store, ids) if ids else chosen(store, topic=topic, producer_group=group, damaged=damaged)
 
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _show_resolutions(found: Iterable[Resolution], as_json: bool) -> None:
+def _show_resolutions(found: Iterable[Resolution], as_json: bool, damaged: Sequence[CorruptStore]) -> None:
     listed = list(found)
     if as_json:
         print_json([one.as_json() for one in listed])
@@ -352,8 +355,10 @@ def _show_resolutions(found: Iterable[Resolution], as_json: bool) -> None:
         for one in listed:
             why = f" ({one.why})" if one.why else ""
             show([printable(f"{one.message_id} {one.topic}: {one.result}{why}")])
-        if not listed:
+        if not listed and not damaged:
             show(["Nothing was meant"])
+    if damaged:
+        raise damaged[0]
     if any(one.result == "refused" for one in listed):
         fail("", FINDINGS)
 

@@ -238,7 +238,8 @@ def retain(
         also = shop.store.retention
         done = shop.store.retain(most_careful([wanted, also]) if also else wanted, now_ms=now_ms)
         rows = sum(expire_ledger(shop.store, ledger, now_ms) for ledger in shop.resolvers.ledgers.values())
-        in_doubt = {half.commitlog_offset for half in shop.store.transactions.in_doubt()}
+        slot_of, service = shop.store.writer.dispatcher.slot, shop.store.transactions
+        in_doubt = {slot_of(slot).commitlog_offset for slot in service.in_doubt_slots()}
         forgotten = [at for at in shop.catalog.attempts() if at not in in_doubt]
         shop.catalog.remember((), forgotten)
         reports = remove_reports(path, now_ms - parse_duration(keep))

@@ -55,7 +55,7 @@ def test_ends_are_on_disk_before_a_row_goes(shop: Shop, monkeypatch: pytest.Monk
     shop.buy(1)
     order: list[str] = []
     in_doubt, sync_now, expire = shop.store.transactions.in_doubt, shop.store.sync_now, LedgerResolver.expire
-    monkeypatch.setattr(shop.store.transactions, "in_doubt", lambda: order.append("look") or in_doubt())
+    monkeypatch.setattr(shop.store.transactions, "in_doubt", lambda **_: order.append("look") or in_doubt())
     monkeypatch.setattr(shop.store, "sync_now", lambda: order.append("force") or sync_now())
     monkeypatch.setattr(LedgerResolver, "expire", lambda *arguments: order.append("remove") or expire(*arguments))
     assert expire_ledger(shop.store, resolver(shop), shop.now_ms() + KEEP_MS + DAY_MS) == 1

@@ -21,7 +21,7 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from broker.database.ledger_binding import LEDGER_BINDING, Binding, KnownLedger, put_binding
 from broker.database.ledger_identity import Execute, difference
 from broker.enlisting.ledger_key import LEDGER_KEY, key_time_ms, new_key
-from broker.errors import TransactionError
+from broker.errors import CorruptStore, TransactionError
 from broker.ledger import COMMITTED, ROLLED_BACK, Ledger, executor
 from broker.live import LiveStore
 from recovery.checkback.ledger_resolver import LedgerResolver, check_file
@@ -142,7 +142,8 @@ def _is_refused(execute: Any, statement: Any, row: dict[str, Any]) -> bool:
 
 def _of_halves(store: LiveStore, facts: LedgerFacts) -> Iterator[LedgerCheck]:
     """Which ledgers the half messages in doubt name."""
-    named = _named_in_doubt(store)
+    damaged: list[CorruptStore] = []
+    named = _named_in_doubt(store, damaged)
     mine = named.pop(facts.row.binding_id, 0) if facts.row else 0
     old = named.pop("", 0)
     others = ", ".join(f"{count} name {name}" for name, count in named.items())
@@ -151,11 +152,17 @@ def _of_halves(store: LiveStore, facts: LedgerFacts) -> Iterator[LedgerCheck]:
     if old:
         step = "their rows decide; resolve what has none manually: checkback resolve"
         yield LedgerCheck("without a binding", False, f"{old} half messages in doubt name no binding", step)
+    if damaged:
+        text = f"half messages in doubt that cannot be read: {len(damaged)}, and no ledger row is removed. {damaged[0]}"
+        yield LedgerCheck("damage", False, text, f"checkback verify {store.path}")
 
 
-def _named_in_doubt(store: LiveStore) -> Counter[str]:
-    """How many half messages in doubt name each binding; "" for those that have a key and name none."""
-    halves = (half.properties for half in store.transactions.in_doubt())
+def _named_in_doubt(store: LiveStore, damaged: list[CorruptStore] | None = None) -> Counter[str]:
+    """How many half messages in doubt name each binding; "" for those that have a key and name none.
+
+    `damaged` takes the error of each that cannot be read; without it the first is raised.
+    """
+    halves = (half.properties for half in store.transactions.in_doubt(damaged=damaged))
     return Counter(properties.get(LEDGER_BINDING, "") for properties in halves if LEDGER_KEY in properties)
 
 
