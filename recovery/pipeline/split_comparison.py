@@ -32,6 +32,7 @@ from recovery.verify.kinds.batch_queues import BatchQueueComparison, BatchQueueN
 from recovery.verify.kinds.queue_ext import queue_ext_of
 from recovery.verify.kinds.rocksdb_queues import rocksdb_comparison
 from recovery.verify.kinds.timers import TimerComparison, timers_of
+from recovery.verify.record_checks import have_keys
 from recovery.verify.redo_log import RedoDifferences, RedoLogComparison
 
 _AHEAD = 1 << 16
@@ -65,6 +66,7 @@ class SplitDifferences:
     timers: list[Rows] = field(default_factory=list)
     redo: RedoDifferences | None = None
     index: dict[IndexingRule, tuple[Rows, Rows]] = field(default_factory=dict)  # missing, strays
+    has_keys: bool = False  # whether any record has a key; looked for only where there is no index
 
 
 def derived_ranges(files: StoreFiles, splits: Sequence[Split]) -> tuple[DerivedRange, ...]:
@@ -163,7 +165,8 @@ class SplitComparison:
         self._redo = RedoLogComparison(files.redo_units(), findings, part.redo) if files.has_redo_log else None
         timers = timers_of(files)
         self._timers = TimerComparison(timers, findings) if timers is not None else None
-        self._index = _SplitIndex(files, part.items) if files.has_index else None
+        self._index = _SplitIndex(files, part.items) if files.index else None
+        self._has_keys = False
 
     def add(self, records: Records, kinds: Kinds) -> None:
         """Compare what these records ask for."""
@@ -179,10 +182,12 @@ class SplitComparison:
             self._timers.add(records, kinds)
         if self._index is not None:
             self._index.add(records, kinds)
+        else:
+            self._has_keys = self._has_keys or have_keys(records)
 
     def differences(self) -> SplitDifferences:
         """What stayed wrong."""
-        differences = SplitDifferences()
+        differences = SplitDifferences(has_keys=self._has_keys)
         if self._queues is not None:
             differences.queues = QueueClaims(self._queues.claims(), self._queues.deferred)
         if self._rocksdb_queues is not None:

@@ -56,6 +56,7 @@ def verify_in_stages(
     facts = LogFacts(
         inspected.end_offset, [*_damages_of_files(log), *inspected.damages], inspected.evidence, inspected.records,
         inspected.bytes, inspected.last_store_ms, any(summary.delivers for summary in inspected.summaries),
+        any(summary.compared is not None and summary.compared.has_keys for summary in inspected.summaries),
     )  # fmt: skip
     look = partial(record_at, files.commitlog)
     return Conclusion(files, findings, facts, comparisons, look).report(sums, started)

@@ -56,6 +56,11 @@ def wrong_fields(records: Records, kinds: Kinds, file_at: Callable[[int], str]) 
             yield Finding("half-diverted", place, text, file_at(place), {})
 
 
+def have_keys(records: Records) -> bool:
+    """Whether an index would have an item of one of these records."""
+    return any(bool(records.values(name).lengths.any()) for name in (names.KEYS, names.UNIQ_KEY))
+
+
 def wrong_crcs(
     records: Records, look: Callable[[int], Records | None], file_at: Callable[[int], str]
 ) -> Iterator[Finding]:

@@ -43,7 +43,7 @@ from recovery.verify.kinds.batch_queues import BatchQueueComparison
 from recovery.verify.kinds.queue_ext import queue_ext_of
 from recovery.verify.kinds.rocksdb_queues import rocksdb_comparison
 from recovery.verify.kinds.timers import TimerComparison, timers_of
-from recovery.verify.record_checks import WANTS, wrong_crcs, wrong_fields
+from recovery.verify.record_checks import WANTS, have_keys, wrong_crcs, wrong_fields
 from recovery.verify.redo_log import RedoLogComparison
 from recovery.verify.state_table import StateTableComparison
 
@@ -215,7 +215,7 @@ class Verification:
         self.tracker.add(records, kinds, events)
         self._delivers |= bool((kinds.types % 2 == 0).any())  # neither prepared nor rolled back
         if self.comparisons.index is None and not self._has_keys:
-            self._has_keys = any(bool(records.values(name).lengths.any()) for name in (names.KEYS, names.UNIQ_KEY))
+            self._has_keys = have_keys(records)
         for finding in (*wrong_crcs(records, self._look, file_at), *wrong_fields(records, kinds, file_at)):
             self.findings.add(finding)
         derived: tuple[Comparison | None, ...] = (

@@ -70,6 +70,21 @@ def test_flipped_bits(small: Path, seed: int, split_bytes: int) -> None:
         assert comparable(verify_inline(str(path), split_bytes)) == comparable(verify(path))
 
 
+@pytest.mark.parametrize("split_bytes", [1 << 30, 1024])
+@pytest.mark.parametrize(
+    "missing", ["index", "index/*", "consumequeue", "transaction/redolog", "transaction/statetable"]
+)
+def test_derived_files_that_are_not_there(small: Path, tmp_path: Path, missing: str, split_bytes: int) -> None:
+    """A store without an index was in order, said Spark."""
+    path = tmp_path / "store"
+    shutil.copytree(small, path)
+    for one in list(path.glob(missing)):
+        shutil.rmtree(one) if one.is_dir() else one.unlink()
+    found = comparable(verify(path))
+    assert not missing.startswith("index") or "there is no index" in str(found["findings"])
+    assert comparable(verify_inline(str(path), split_bytes)) == found
+
+
 @pytest.mark.parametrize("behind", [1, 2])
 @pytest.mark.parametrize("split_bytes", [1 << 30, 1024])
 def test_the_last_units_of_a_redo_log(tmp_path: Path, behind: int, split_bytes: int) -> None:
