@@ -64,6 +64,7 @@ class CopiedLog:
         self.framed_end = -1  # whole records up to here, then part of one, or what is not a record
         self.last_record = -1  # where the last whole record (or blank) begins
         self.durable_end = -1  # whole records up to here are on disk
+        self.durable_record = -1  # where the last of those begins
         self.damage_at: int | None = None  # no record begins here; what follows it in its segment is not framed
 
     # Resuming
@@ -77,7 +78,7 @@ class CopiedLog:
         for base in [base for base in self.bases() if base >= max(end, 1) and base > begin]:
             self._disk.remove(self._path(base))
         self.begin, self.end, self.framed_end, self.durable_end = begin, end, end, end
-        self.last_record = last_record
+        self.last_record = self.durable_record = last_record
         self._zero_from(end)
 
     def _zero_from(self, at: int) -> None:
@@ -123,7 +124,7 @@ class CopiedLog:
 
     def _frame(self, start: int, data: bytes) -> None:
         """Hop over the records that are whole by now."""
-        at = self.framed_end
+        at, last = self.framed_end, self.last_record
         while self.end - at >= BLANK_SIZE:
             base = at - at % self.segment_bytes
             remaining = base + self.segment_bytes - at
@@ -137,11 +138,12 @@ class CopiedLog:
             if kind in (FrameKind.CUT_OFF, FrameKind.RECORD, FrameKind.BLANK):
                 if at + size > self.end:
                     break
-                self.last_record, at = at, at + size
+                last, at = at, at + size
             else:
                 self._check_size(at, head, remaining)
                 self.damage_at = at
-        self.framed_end = at
+        with self._guard:  # a flush takes both
+            self.framed_end, self.last_record = at, last
 
     @property
     def ends_record(self) -> bool:
@@ -171,7 +173,7 @@ class CopiedLog:
 
     def _sync(self) -> int:
         with self._guard:
-            framed, files = self.framed_end, dict(self._files)
+            framed, record, files = self.framed_end, self.last_record, dict(self._files)
             last = max(files, default=0)
         for base, descriptor in files.items():
             try:
@@ -181,7 +183,8 @@ class CopiedLog:
         with self._guard:
             for base in [base for base in files if base != last]:
                 os.close(self._files.pop(base))
-        self.durable_end = max(self.durable_end, framed)
+        if framed >= self.durable_end:
+            self.durable_end, self.durable_record = framed, record
         return self.durable_end
 
     # Reading

@@ -122,7 +122,10 @@ class Follower:
         if mark is None:
             end, last = self._verifier.whole_records(bases[0])
             mark = bases[0], end, last
-        self.log.resume(max(mark[0], bases[0]), mark[1], mark[2])
+        begin, end, last = max(mark[0], bases[0]), mark[1], mark[2]
+        if begin < end <= last:  # as earlier versions noted it under load: nothing could be compared from there on
+            last = max((at for at in self._verifier.book.boundaries() if begin <= at < end), default=begin)
+        self.log.resume(begin, end, last)
 
     # The receiver's questions
 
@@ -156,8 +159,7 @@ class Follower:
     def _mark(self) -> None:
         log = self.log
         if log.begin >= 0:
-            last = log.last_record if log.last_record >= 0 else log.begin
-            self._verifier.book.mark(log.begin, log.durable_end, min(last, log.durable_end))
+            self._verifier.book.mark(log.begin, log.durable_end, max(log.durable_record, log.begin))
 
     # The work
 
@@ -227,7 +229,7 @@ class Follower:
             older_than_ms=time.time_ns() // 1_000_000 - int(keep_s * 1000), lowest_in_doubt=book.lowest_in_doubt(),
         )  # fmt: skip
         if below is not None and below > log.begin:
-            book.mark(below, log.durable_end, log.last_record)
+            book.mark(below, log.durable_end, max(log.durable_record, below))
             self._verifier.forget_below(below)
             log.remove_below(below)
 

@@ -7,15 +7,20 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import broker
+from broker.format.commitlog import BLANK_SIZE, encode, encode_blank
 from broker.remoting.replication import OffsetReport, Transfer, TransferHeader
 from recovery.following.follower import Follower, FollowOptions
 from recovery.following.status import FollowerStatus
+from recovery.verify.verifier import verify
 
 SEGMENT = 1 << 20
 LAYOUT = broker.StoreLayout(segment_bytes=SEGMENT)
+OF_LOG = ("transactions", "digest", "records", "bytes", "generation", "begin_offset", "end_offset")
 
 
 @contextmanager
@@ -130,3 +135,36 @@ def record_starts(path: Path) -> Sequence[int]:
     """Where the records of a store begin."""
     with broker.open(path, read_only=True) as store:
         return [record.commitlog_offset for record in store.records()]
+
+
+def store_end(path: Path) -> int:
+    """Where the log of a store ends."""
+    with broker.open(path, read_only=True) as store:
+        return store.end_offset
+
+
+def other_records(path: Path, at: int, end: int) -> bytes:
+    """Records that a master may have written from an offset on: those of another store, moved there."""
+    made = bytearray()
+    with broker.open(path, read_only=True) as store:
+        for record in store.records():
+            if record.transaction_type:
+                continue
+            place = at + len(made)
+            raw = encode(replace(record, commitlog_offset=place), record_crc=True)
+            room = SEGMENT - place % SEGMENT
+            if len(raw) + BLANK_SIZE > room:
+                made += encode_blank(room).ljust(room, b"\0")
+                place = at + len(made)
+                raw = encode(replace(record, commitlog_offset=place), record_crc=True)
+            if place + len(raw) > end:
+                break
+            made += raw
+    assert at + len(made) > end - 2000
+    return bytes(made)
+
+
+def verified(path: Path) -> dict[str, Any]:
+    """What an offline verification says of the log."""
+    report = verify(path).as_json()
+    return {name: report[name] for name in OF_LOG} | {"counts": report["counts"]}

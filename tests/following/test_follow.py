@@ -11,13 +11,11 @@ import urllib.request
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import broker
 from broker.errors import BrokerError, CorruptStore, StoreError, StoreLocked
-from broker.server.replication import master as our_master
 from broker.store.recover.load import plan
 from recovery.following import decisions
 from recovery.following.copied_log import SegmentSizeWrong
@@ -28,31 +26,22 @@ from recovery.following.status import FollowerStatus
 from recovery.repair import crash
 from recovery.verify.verifier import verify
 from tests.following.masters import (
+    OF_LOG,
     SEGMENT,
     BusyMaster,
     ScriptedMaster,
     SlowMaster,
     follow_once,
     log_bytes,
+    other_records,
     record_starts,
     served,
+    store_end,
     traffic,
+    verified,
 )
 
-OF_LOG = ("transactions", "digest", "records", "bytes", "generation", "begin_offset", "end_offset")
-
-
-@pytest.fixture(autouse=True)
-def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scripted masters send heartbeats every 20 ms, so silence is short; and so does ours here."""
-    monkeypatch.setattr(decisions, "SILENT_S", 0.05)
-    monkeypatch.setattr(our_master, "HEARTBEAT_S", 0.1)
-
-
-def verified(path: Path) -> dict[str, Any]:
-    """What an offline verification says of the log."""
-    report = verify(path).as_json()
-    return {name: report[name] for name in OF_LOG} | {"counts": report["counts"]}
+pytestmark = pytest.mark.usefixtures("short_silence")
 
 
 @pytest.mark.parametrize("engine", ["state-table", "half-op"])
@@ -101,30 +90,6 @@ def test_the_first_segment_that_the_master_has_is_found(tmp_path: Path, first: i
     assert log_bytes(tmp_path / "copy")[: len(log) - first * SEGMENT] == log[first * SEGMENT :]
 
 
-def store_end(path: Path) -> int:
-    with broker.open(path, read_only=True) as store:
-        return store.end_offset
-
-
-def test_a_killed_follower_goes_on_behind_what_is_on_disk(tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    with served(tmp_path / "master") as (store, address):
-        words = [sys.executable, "-m", "recovery.cli", "follow", address, str(copy), "--from", "first",
-                 "--segment-bytes", str(SEGMENT), "--every", "0.1"]  # fmt: skip
-        for _ in range(3):
-            with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
-                assert process.stdout is not None
-                process.stdout.readline()
-                traffic(store, 150)
-                process.stdout.readline()
-                process.kill()
-        status = follow_once(address, copy)
-    assert log_bytes(copy) == log_bytes(tmp_path / "master")
-    assert {name: status.as_json()[name] for name in OF_LOG} == {
-        name: value for name, value in verified(tmp_path / "master").items() if name != "counts"
-    }
-
-
 def test_without_its_book_a_copy_is_verified_again(tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     with served(tmp_path / "master") as (store, address):
@@ -163,31 +128,6 @@ def test_what_the_master_lost_is_kept_aside_and_named(tmp_path: Path, back: int,
     report = verify(copy)
     assert (status.digest, status.records) == (report.digest, report.records)
     assert not report.findings.counts
-
-
-def other_records(path: Path, at: int, end: int) -> bytes:
-    """Records that a master may have written from an offset on: those of another store, moved there."""
-    from dataclasses import replace
-
-    from broker.format.commitlog import BLANK_SIZE, encode, encode_blank
-
-    made = bytearray()
-    with broker.open(path, read_only=True) as store:
-        for record in store.records():
-            if record.transaction_type:
-                continue
-            place = at + len(made)
-            raw = encode(replace(record, commitlog_offset=place), record_crc=True)
-            room = SEGMENT - place % SEGMENT
-            if len(raw) + BLANK_SIZE > room:
-                made += encode_blank(room).ljust(room, b"\0")
-                place = at + len(made)
-                raw = encode(replace(record, commitlog_offset=place), record_crc=True)
-            if place + len(raw) > end:
-                break
-            made += raw
-    assert at + len(made) > end - 2000
-    return bytes(made)
 
 
 def test_another_master_is_refused_and_nothing_is_changed(tmp_path: Path) -> None:

@@ -1,0 +1,83 @@
+"""A follower that is killed, or has no room: the next run goes on, and the copy is the master's all the same."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from recovery.following.copied_log import CopiedLog
+from recovery.following.log_verifier import LogVerifier
+from tests.following.masters import (
+    OF_LOG,
+    SEGMENT,
+    ScriptedMaster,
+    follow_once,
+    log_bytes,
+    other_records,
+    record_starts,
+    served,
+    store_end,
+    traffic,
+    verified,
+)
+
+pytestmark = pytest.mark.usefixtures("short_silence")
+
+
+def test_a_killed_follower_goes_on_behind_what_is_on_disk(tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    with served(tmp_path / "master") as (store, address):
+        words = [sys.executable, "-m", "recovery.cli", "follow", address, str(copy), "--from", "first",
+                 "--segment-bytes", str(SEGMENT), "--every", "0.1"]  # fmt: skip
+        for _ in range(3):
+            with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+                assert process.stdout is not None
+                process.stdout.readline()
+                traffic(store, 150)
+                process.stdout.readline()
+                process.kill()
+        status = follow_once(address, copy)
+    assert log_bytes(copy) == log_bytes(tmp_path / "master")
+    assert {name: status.as_json()[name] for name in OF_LOG} == {
+        name: value for name, value in verified(tmp_path / "master").items() if name != "counts"
+    }
+
+
+def test_a_follower_killed_while_the_log_grows_compares_its_end_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it noted as its last record is on disk, whatever came during the flush; and the master lost that one."""
+    for name, count in (("master", 100), ("other", 250)):
+        with served(tmp_path / name) as (store, _):
+            traffic(store, count)
+    starts, log = record_starts(tmp_path / "master"), log_bytes(tmp_path / "master")[: store_end(tmp_path / "master")]
+    noted, cut = starts[150], starts[148]
+    master, copy = ScriptedMaster(log[:noted]), tmp_path / "copy"
+
+    def sync(self: CopiedLog) -> int:
+        end = undisturbed(self)
+        master.log = log if end == noted else master.log
+        bound = time.monotonic() + 10
+        while end == noted == self.framed_end and time.monotonic() < bound:
+            time.sleep(0.001)  # another thread receives
+        return end
+
+    def killed(self: LogVerifier, begin: int, end: int) -> bool:
+        if end == noted:
+            raise RuntimeError("killed")
+        return undone(self, begin, end)
+
+    undisturbed, undone = CopiedLog.sync, LogVerifier.advance
+    with monkeypatch.context() as patch:
+        patch.setattr(CopiedLog, "sync", sync)
+        patch.setattr(LogVerifier, "advance", killed)
+        with pytest.raises(RuntimeError, match="killed"):
+            follow_once(master.address, copy, start="first", segment_bytes=SEGMENT)
+    master.log = log[:cut] + other_records(tmp_path / "other", cut, len(log))
+    status = follow_once(master.address, copy)
+    assert log_bytes(copy)[: len(master.log)] == master.log
+    assert [(one["begin_offset"], one["end_offset"]) for one in status.lost] == [(cut, noted)]
