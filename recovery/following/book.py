@@ -223,9 +223,12 @@ class FollowedBook(BookReader):
 
     # What the master lost
 
-    def note_lost(self, begin: int, end: int, report: dict[str, Any]) -> None:
-        """Remember what a master lost at a recovery."""
-        self._db.execute("INSERT INTO lost VALUES (?, ?, ?)", (begin, end, json.dumps(report)))
+    def note_lost(self, log_begin: int, last_record: int, report: dict[str, Any]) -> None:
+        """Remember what a master lost at a recovery, and that the copy ends before it, whether it is cut already."""
+        begin, end = report["begin_offset"], report["end_offset"]
+        with self._transaction():
+            self._db.execute("INSERT INTO lost VALUES (?, ?, ?)", (begin, end, json.dumps(report)))
+            self.mark(log_begin, begin, last_record)
 
     def _transaction(self) -> _Immediate:
         return _Immediate(self._db)

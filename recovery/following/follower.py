@@ -151,10 +151,11 @@ class Follower:
             name = f"{commitlog_offset:020d}-{end:020d}-{now_ms}"
             report["kept"] = log.set_aside(commitlog_offset, name)
             self._disk.write_file(os.path.join(self._paths.lost, f"{name}.json"), json.dumps(report, indent=1).encode())
-            book.note_lost(commitlog_offset, end, report)
+            # In this order: killed anywhere, the next run cuts again, or resumes where the log is to end.
             self._verifier.forget_from(commitlog_offset)
-            log.cut(commitlog_offset, max((at for at in book.boundaries() if at < commitlog_offset), default=log.begin))
-            self._mark()
+            last = max((at for at in book.boundaries() if at < commitlog_offset), default=log.begin)
+            book.note_lost(log.begin, last, report)
+            log.cut(commitlog_offset, last)
 
     def _mark(self) -> None:
         log = self.log

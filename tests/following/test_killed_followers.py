@@ -6,11 +6,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from broker.errors import StoreError
+from recovery.following.book import FollowedBook
 from recovery.following.copied_log import CopiedLog
 from recovery.following.log_verifier import LogVerifier
+from recovery.verify.verifier import verify
 from tests.following.masters import (
     OF_LOG,
     SEGMENT,
@@ -45,6 +49,45 @@ def test_a_killed_follower_goes_on_behind_what_is_on_disk(tmp_path: Path) -> Non
     assert {name: status.as_json()[name] for name in OF_LOG} == {
         name: value for name, value in verified(tmp_path / "master").items() if name != "counts"
     }
+
+
+@pytest.mark.parametrize("went_on", [False, True])
+@pytest.mark.parametrize(
+    "step", [(CopiedLog, "set_aside"), (FollowedBook, "forget_from"), (FollowedBook, "note_lost"), (CopiedLog, "cut")]
+)
+def test_a_follower_killed_while_it_cuts_goes_on_with_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: tuple[type, str], went_on: bool
+) -> None:
+    """The log may end behind, or before, what the book knew: nothing is noted twice, and no zeros are kept aside."""
+    with served(tmp_path / "master") as (store, _):
+        traffic(store, 500)
+    end, starts = store_end(tmp_path / "master"), record_starts(tmp_path / "master")
+    log = log_bytes(tmp_path / "master")[:end]
+    master, copy = ScriptedMaster(log), tmp_path / "copy"
+    follow_once(master.address, copy, start="first", segment_bytes=SEGMENT)
+    cut = next(at for at in starts if at > end - SEGMENT)
+    master.log = log[:cut]
+
+    def killed(self: Any, *args: Any) -> None:
+        undone(self, *args)
+        raise RuntimeError("killed")
+
+    undone = getattr(*step)
+    with monkeypatch.context() as patch:
+        patch.setattr(*step, killed)
+        with pytest.raises(StoreError, match="killed"):
+            follow_once(master.address, copy)
+    if went_on:
+        with served(tmp_path / "other") as (store, _):
+            traffic(store, 700, size=3000)
+        master.log += other_records(tmp_path / "other", cut, end + 50_000)
+    status = follow_once(master.address, copy)
+    assert log_bytes(copy)[: len(master.log)] == master.log
+    assert (status.end_offset, status.counts) == (len(master.log), {})
+    (lost,) = status.lost
+    assert Path(lost["kept"]).read_bytes() == log[cut:]
+    report = verify(copy)
+    assert (status.digest, status.records) == (report.digest, report.records)
 
 
 def test_a_follower_killed_while_the_log_grows_compares_its_end_all_the_same(
