@@ -65,7 +65,7 @@ def _admitted(paths: Paths, disk: Disk, options: FollowOptions) -> tuple[Followe
     if entry is not None and not entry.is_directory:
         raise StoreError(f"{path} is a file, and a copy is a directory: name another one", path=path)
     known = FollowedStore.read(paths, disk)
-    if known is None and entry is not None and disk.entries(path):
+    if known is None and entry is not None and not _has_only_begun(paths, disk):
         text = f"{path} is not empty, and not a copy that follows a master: name another directory"
         raise StoreError(text, path=path)
     if known is not None and wanted not in (None, known.segment_bytes):
@@ -78,6 +78,18 @@ def _admitted(paths: Paths, disk: Disk, options: FollowOptions) -> tuple[Followe
         text = f"no segment begins at {options.start}: segments have {size} bytes, so give a multiple of that"
         raise StoreError(text, path=path)
     return known, size
+
+
+def _has_only_begun(paths: Paths, disk: Disk) -> bool:
+    """Whether a directory has no more than a follower leaves that was killed before it wrote whose copy it is."""
+    found = {entry.name: entry for entry in disk.entries(paths.store)}
+    inside = [
+        entry.name.startswith(f"{os.path.basename(paths.followed)}.")  # written, and not renamed
+        for name in ("commitlog", "checkback")
+        if name in found
+        for entry in (disk.entries(found[name].path) if found[name].is_directory else [found[name]])
+    ]
+    return found.keys() <= {"commitlog", "checkback", "lock"} and all(inside)
 
 
 class Follower:

@@ -13,6 +13,7 @@ import pytest
 from broker.errors import StoreError
 from recovery.following.book import FollowedBook
 from recovery.following.copied_log import CopiedLog
+from recovery.following.follower import Follower
 from recovery.following.log_verifier import LogVerifier
 from recovery.verify.verifier import verify
 from tests.following.masters import (
@@ -49,6 +50,19 @@ def test_a_killed_follower_goes_on_behind_what_is_on_disk(tmp_path: Path) -> Non
     assert {name: status.as_json()[name] for name in OF_LOG} == {
         name: value for name, value in verified(tmp_path / "master").items() if name != "counts"
     }
+
+
+def test_a_follower_killed_before_it_wrote_whose_copy_it_is_begins_again(tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    for name in ("commitlog", "checkback"):
+        (copy / name).mkdir(parents=True)
+    (copy / "lock").touch()
+    (copy / "checkback" / "followed.json.4711.tmp").touch()
+    (copy / "commitlog" / ("0" * 20)).touch()
+    with pytest.raises(StoreError, match="is not empty"):
+        Follower("127.0.0.1:1", copy)
+    (copy / "commitlog" / ("0" * 20)).unlink()
+    Follower("127.0.0.1:1", copy).close()
 
 
 @pytest.mark.parametrize("went_on", [False, True])
