@@ -27,7 +27,7 @@ from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
 from broker.store.read.layout import read_store_file
 from recovery.checkback.ledgers.engines import engine_of
-from recovery.sqlite_reading import connect_to_read
+from recovery.sqlite_files import connect_to_read
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine

@@ -19,11 +19,11 @@ import json
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
-from broker.errors import CorruptStore
 from broker.transaction.events import (
     EventKind,
     Generation,
@@ -31,6 +31,7 @@ from broker.transaction.events import (
 )
 from recovery.findings import Finding, Findings
 from recovery.following.book_reading import SCHEMA, Batch, BookReader
+from recovery.sqlite_files import explained_sqlite
 from recovery.transactions.events import EVENT, OP, Names, Redeliveries, Rows
 from recovery.transactions.outcomes import Outcomes, Transactions
 
@@ -49,21 +50,23 @@ class FollowedBook(BookReader):
     ) -> None:
         """`place` names the file of an offset; `differ` compares the records of a half and its end.
 
-        Raises CorruptStore when the file is not a database.
+        Raises CorruptStore when the file is not a database, StoreFull, StoreError.
         """
         super().__init__(place)
         self._segment_bytes, self._differ = segment_bytes, differ
-        try:
+        self._path = path
+        with self.sentences():
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             for line in ("journal_mode = WAL", "synchronous = NORMAL", "temp_store = MEMORY"):
                 self._db.execute(f"PRAGMA {line}")
             self._db.executescript(SCHEMA)
-        except sqlite3.DatabaseError as error:
-            text = f"{path} is damaged ({error}). Remove it: the copy is verified again from its first record"
-            raise CorruptStore(text, path=path) from error
-        self.names = Names()
-        for (name,) in self._db.execute("SELECT name FROM names ORDER BY number"):
-            self.names.number(name)
+            self.names = Names()
+            for (name,) in self._db.execute("SELECT name FROM names ORDER BY number"):
+                self.names.number(name)
+
+    def sentences(self) -> AbstractContextManager[None]:
+        """What SQLite raises within becomes a sentence. Raises CorruptStore, StoreFull, StoreError."""
+        return explained_sqlite(self._path, "Remove it: the copy is verified again from its first record")
 
     def close(self) -> None:
         self._db.close()
@@ -244,7 +247,10 @@ class _Immediate:
         self._db.execute("BEGIN IMMEDIATE")
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._db.execute("COMMIT" if kind is None else "ROLLBACK")
+        if kind is None:
+            self._db.execute("COMMIT")
+        elif self._db.in_transaction:  # on a full disk SQLite has rolled back itself
+            self._db.execute("ROLLBACK")
 
 
 def _key(row: Any) -> bytes:

@@ -12,13 +12,15 @@ from __future__ import annotations
 import json
 import os
 import threading
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Self
 
 from broker.errors import StoreError
 from broker.format.commitlog import BLANK_SIZE
 from broker.format.framing import FrameKind, frame
-from broker.store.disk.files import Disk, Missing, explained
+from broker.store.disk.files import Disk, Missing
+from broker.store.disk.os_errors import not_continued
 from broker.store.disk.paths import Paths
 from broker.store.read.segments import NAME_DIGITS
 
@@ -120,7 +122,7 @@ class CopiedLog:
                 done = os.pwrite(descriptor, data, position)
                 data, position = data[done:], position + done
         except OSError as error:
-            raise explained(error, path) from error
+            raise not_continued(error, path) from error
 
     def _frame(self, start: int, data: bytes) -> None:
         """Hop over the records that are whole by now."""
@@ -179,7 +181,7 @@ class CopiedLog:
             try:
                 os.fsync(descriptor)
             except OSError as error:
-                raise explained(error, self._path(base)) from error
+                raise not_continued(error, self._path(base)) from error
         with self._guard:
             for base in [base for base in files if base != last]:
                 os.close(self._files.pop(base))
@@ -224,7 +226,9 @@ class CopiedLog:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise explained(error, path) from error
+            with suppress(OSError):
+                os.remove(path)  # each try has a name of its own
+            raise not_continued(error, path) from error
         self._disk.sync_directory(self.paths.lost)
         return path
 

@@ -143,12 +143,12 @@ class Follower:
 
     def boundaries(self) -> Sequence[int]:
         """Offsets at which records begin, ascending."""
-        with self._turn:
+        with self._turn, self._verifier.book.sentences():
             return self._verifier.book.boundaries()
 
     def cut(self, commitlog_offset: int) -> None:
         """Set aside what the master lost, forget it, and let the copy end where the master's log did."""
-        with self._turn:
+        with self._turn, self._verifier.book.sentences():
             log, book = self.log, self._verifier.book
             log.sync()
             self._verifier.advance(log.begin, log.durable_end)
@@ -190,6 +190,13 @@ class Follower:
         when the copy has, verified, all that the master had at some moment since it was asked; it also raises
         MasterAway when the master does not answer for TRIES times in a row.
         """
+        with self._verifier.book.sentences():
+            return self._run(stopped, on_status, until_caught_up=until_caught_up, every_s=every_s)
+
+    def _run(
+        self, stopped: threading.Event, on_status: Callable[[FollowerStatus], None], *, until_caught_up: bool,
+        every_s: float,
+    ) -> FollowerStatus:  # fmt: skip
         self._receiver.tries = TRIES if until_caught_up else None
         thread = threading.Thread(target=self._receiver.run, name="checkback-follow-receive", daemon=True)
         thread.start()

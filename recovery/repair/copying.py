@@ -33,7 +33,7 @@ from broker.transaction.events import Generation
 from recovery.rebuild.rebuilder import rebuild
 from recovery.rebuild.replaced import forget
 from recovery.scan.store_files import StoreFiles
-from recovery.sqlite_reading import connect_to_read
+from recovery.sqlite_files import connect_to_read
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 import time
@@ -10,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from broker.errors import StoreError
+from broker.errors import StoreError, StoreFull
 from recovery.following.book import FollowedBook
 from recovery.following.copied_log import CopiedLog
 from recovery.following.follower import Follower
@@ -138,3 +140,35 @@ def test_a_follower_killed_while_the_log_grows_compares_its_end_all_the_same(
     status = follow_once(master.address, copy)
     assert log_bytes(copy)[: len(master.log)] == master.log
     assert [(one["begin_offset"], one["end_offset"]) for one in status.lost] == [(cut, noted)]
+
+
+@pytest.mark.parametrize("full", ["log", "book", "lost"])
+def test_a_full_disk_is_a_sentence_and_the_next_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: str
+) -> None:
+    """What is full may be the log, the book, which is a database, or what the master lost."""
+    with served(tmp_path / "master") as (store, _):
+        traffic(store, 300)
+    starts, log = record_starts(tmp_path / "master"), log_bytes(tmp_path / "master")[: store_end(tmp_path / "master")]
+    master, copy = ScriptedMaster(log[: starts[500]]), tmp_path / "copy"
+    follow_once(master.address, copy, start="first", segment_bytes=SEGMENT)
+    master.log = log[: starts[300]] if full == "lost" else log
+
+    def no_room(descriptor: int, *_: object) -> None:
+        if full == "log" or os.path.dirname(os.readlink(f"/proc/self/fd/{descriptor}")).endswith("lost"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def no_page(self: FollowedBook, *_: object) -> None:
+        self._db.execute("PRAGMA max_page_count = 1")
+        self._db.execute("CREATE TABLE more AS SELECT zeroblob(1 << 20)")
+
+    with monkeypatch.context() as patch:
+        if full == "book":
+            patch.setattr(FollowedBook, "add", no_page)
+        else:
+            patch.setattr(os, "pwrite" if full == "log" else "fsync", no_room)
+        with pytest.raises(StoreFull, match=r"does not fit \(No space left.*run the same command again"):
+            follow_once(master.address, copy)
+    status = follow_once(master.address, copy)
+    assert status.end_offset == len(master.log)
+    assert len(os.listdir(copy / "checkback" / "lost")) == 2 if full == "lost" else status.ok

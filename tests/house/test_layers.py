@@ -85,7 +85,7 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
         {"transactions", "answering", "work"},
         {"checkback"},
         {"scan"},
-        {"findings", "humanize", "interrupts", "metrics_server", "sqlite_reading"},
+        {"findings", "humanize", "interrupts", "metrics_server", "sqlite_files"},
     ),
     "broker.store": (
         {"writer"},

@@ -50,13 +50,24 @@ def not_written(error: OSError, path: str) -> StoreError:
     """Why what a person wanted written is not there, such as a copy or an export: StoreFull when there is no room."""
     if error.errno not in FULL:
         return refused(error, path)
-    free = free_bytes(path)
+    text = f"{_does_not_fit(error, path, ', or give a path on another disk')}. Nothing of it was kept"
+    return StoreFull(text, path=path, free_bytes=free_bytes(path))
+
+
+def not_continued(error: OSError, path: str) -> StoreError:
+    """Why a work stops that goes on where it was, such as the copy of a master: StoreFull when there is no room."""
+    if error.errno not in FULL:
+        return refused(error, path)
+    text = f"{_does_not_fit(error, path)}. Then run the same command again: it goes on where it was"
+    return StoreFull(text, path=path, free_bytes=free_bytes(path))
+
+
+def _does_not_fit(error: OSError, path: str, otherwise: str = "") -> str:
     room = {
-        errno.EDQUOT: "the quota of this user leaves no room for it. Raise it, or give a path on another disk",
+        errno.EDQUOT: f"the quota of this user leaves no room for it. Raise it{otherwise}",
         errno.EFBIG: "no file of this process may grow so large. Raise the limit with: ulimit -f",
-    }.get(error.errno or 0, f"its disk has {free} bytes free. Free some, or give a path on another disk")
-    text = f"{path} does not fit ({error.strerror or error}): {room}. Nothing of it was kept"
-    return StoreFull(text, path=path, free_bytes=free)
+    }.get(error.errno or 0, f"its disk has {free_bytes(path)} bytes free. Free some{otherwise}")
+    return f"{path} does not fit ({error.strerror or error}): {room}"
 
 
 def refused(error: OSError, path: str, needed_bytes: int = 0) -> StoreError:
