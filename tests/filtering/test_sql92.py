@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -53,6 +55,17 @@ def test_what_is_selected(text: str, matches: bool) -> None:
 def test_what_is_no_expression(text: str) -> None:
     with pytest.raises(SyntaxFault):
         Expression.parse(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["1" * 4095 + "x", "." + "1" * 4000 + "x", "a = 1." + "1" * 4000 + "x"], ids=["whole", "part", "value"]
+)
+def test_many_digits_take_no_time(text: str) -> None:
+    """They took a second, in which the server did nothing else."""
+    begun_s = time.thread_time()
+    with pytest.raises(SyntaxFault):
+        Expression.parse(text)
+    assert time.thread_time() - begun_s < 0.1
 
 
 WORDS = st.sampled_from(["a", "AND", "OR", "NOT", "(", ")", "=", "5", "'x'", "IS", "NULL", "IN", ",", "BETWEEN", "<>"])
