@@ -6,8 +6,9 @@
             | name [NOT] (CONTAINS | STARTSWITH | ENDSWITH) 'a' | TRUE | FALSE | ( or )
     value  := name | number | 'text' | TRUE | FALSE
 
-Properties are text; beside a number they are numbers. What is missing, or not a number, makes a test neither true
-nor false, as NULL does in SQL. RocketMQ: SelectorParser, ComparisonExpression, BooleanExpression (5.3.3).
+Properties are text; beside a number they are numbers, whole ones exact. What is missing, or not a number, makes a test
+neither true nor false, as NULL does in SQL. A test that could never be true is refused: `day > 'monday'`, since only
+numbers have an order. RocketMQ: SelectorParser, ComparisonExpression, BooleanExpression (5.3.3).
 """
 
 from __future__ import annotations
@@ -15,18 +16,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from broker.errors import BrokerError
 
 EXPRESSION_SIZE_MAX, DEPTH_MAX = 4096, 64
 
 Properties = Mapping[str, str]
-Value = str | float | bool | None
+Value = str | int | float | bool | None
 Truth = Callable[[Properties], "bool | None"]
 Read = Callable[[Properties], Value]
 
 # Possessive: one that backtracks takes a second for 4,096 digits, in which no other thread runs.
 _NUMBER = r"[+-]?(?:\d++(?:\.\d*+)?|\.\d++)(?:[eE][+-]?\d++)?"
+_STATED = re.compile(rf"\s*+{_NUMBER}\s*+")
 _TOKEN = re.compile(
     rf"\s*(?:(?P<number>{_NUMBER}[lLfFdD]?)(?![\w$])|(?P<text>'(?:[^']|'')*')"
     r"|(?P<name>[A-Za-z_$][\w$.\-]*)|(?P<sign><>|<=|>=|!=|[=<>(),]))",
@@ -40,7 +43,7 @@ _TEXT_TESTS: dict[str, Callable[[str, str], bool]] = {
     "STARTSWITH": str.startswith,
     "ENDSWITH": str.endswith,
 }
-_ORDER: dict[str, Callable[[float, float], bool]] = {
+_ORDER: dict[str, Callable[[int | float, int | float], bool]] = {
     "<": lambda left, right: left < right,
     "<=": lambda left, right: left <= right,
     ">": lambda left, right: left > right,
@@ -50,6 +53,23 @@ _ORDER: dict[str, Callable[[float, float], bool]] = {
 
 class SyntaxFault(BrokerError):
     """An expression that is none; the sentence says where it stops making sense."""
+
+
+class Operand(NamedTuple):
+    """One side of a test: how it is read, and what it always is; None for a property."""
+
+    read: Read
+    constant: Value = None
+
+    def check_order(self) -> None:
+        """Raises SyntaxFault for what has no order."""
+        if self.constant is not None and _number(self.constant) is None:
+            raise SyntaxFault(f"only numbers have an order, and {self.constant!r:.60} is none: compare it by = or IN")
+
+    def check_text(self, word: str) -> None:
+        """Raises SyntaxFault for a number or a truth, which no list contains."""
+        if self.constant is not None and not isinstance(self.constant, str):
+            raise SyntaxFault(f"{word} looks at a property, and not at {self.constant!r:.60}")
 
 
 @dataclass(frozen=True)
@@ -143,49 +163,49 @@ class _Parser:
             inner = self.either()
             self._expect(")")
             return inner
-        read, is_name = self._value()
+        left = self._value()
         if sign := self._next("=", "<>", "!=", "<", "<=", ">", ">="):
-            return _compared(sign, read, self._value()[0])
+            return _compared(sign, left, self._value())
         if self._next("IS"):
             negated = self._next("NOT") is not None
             self._expect("NULL")
-            return lambda properties: (read(properties) is None) is not negated
+            return lambda properties: (left.read(properties) is None) is not negated
         negated = self._next("NOT") is not None
-        test = self._named_test(read)
-        if test is None:
-            if negated or is_name:
-                raise SyntaxFault(f"a comparison is missing {self._place()}")
-            return lambda properties: value if isinstance(value := read(properties), bool) else None
-        return _not(test) if negated else test
+        test = self._named_test(left)
+        if test is not None:
+            return _not(test) if negated else test
+        if negated or not isinstance(left.constant, bool):
+            raise SyntaxFault(f"a comparison is missing {self._place()}")
+        return lambda _: bool(left.constant)
 
-    def _named_test(self, read: Read) -> Truth | None:
+    def _named_test(self, left: Operand) -> Truth | None:
+        read = left.read
         if self._next("BETWEEN"):
-            low = self._value()[0]
+            low = self._value()
             self._expect("AND")
-            at_least, at_most = _compared(">=", read, low), _compared("<=", read, self._value()[0])
+            at_least, at_most = _compared(">=", left, low), _compared("<=", left, self._value())
             return lambda properties: _all((at_least(properties), at_most(properties)))
         if self._next("IN"):
+            left.check_text("IN")
             texts = self._texts()
             return lambda properties: None if (value := read(properties)) is None else value in texts
         if word := self._next(*_TEXT_TESTS):
+            left.check_text(word)
             compare, (part,) = _TEXT_TESTS[word], self._text()
             return lambda properties: compare(value, part) if isinstance(value := read(properties), str) else None
         return None
 
-    def _value(self) -> tuple[Read, bool]:
-        """How a value is read, and whether it is a property."""
+    def _value(self) -> Operand:
         if word := self._next("TRUE", "FALSE"):
-            return lambda _: word == "TRUE", False
+            return _always(word == "TRUE")
         kind, token = self._tokens[self._at] if self._at < len(self._tokens) else ("end", "")
         self._at += 1
         if kind == "number":
-            number = float(token.rstrip("lLfFdD"))
-            return lambda _: number, False
+            return _always(_exact(token.rstrip("lLfFdD")))
         if kind == "text":
-            text = token[1:-1].replace("''", "'")
-            return lambda _: text, False
+            return _always(token[1:-1].replace("''", "'"))
         if kind == "name":
-            return lambda properties: properties.get(token), True
+            return Operand(lambda properties: properties.get(token))
         self._at -= 1
         raise SyntaxFault(f"a property, a number or a text is missing {self._place()}")
 
@@ -205,11 +225,18 @@ class _Parser:
         return frozenset(found)
 
 
-def _compared(sign: str, left: Read, right: Read) -> Truth:
-    """A comparison of two values. Texts are equal or not; only numbers have an order."""
+def _always(constant: Value) -> Operand:
+    return Operand(lambda _: constant, constant)
+
+
+def _compared(sign: str, left: Operand, right: Operand) -> Truth:
+    """A comparison of two values. Texts are equal or not; only numbers have an order. Raises SyntaxFault."""
+    if sign in _ORDER:
+        left.check_order()
+        right.check_order()
 
     def truth(properties: Properties) -> bool | None:
-        first, second = left(properties), right(properties)
+        first, second = left.read(properties), right.read(properties)
         if first is None or second is None:
             return None
         if sign in _ORDER:
@@ -230,13 +257,18 @@ def _same(first: str | float | bool, second: str | float | bool) -> bool | None:
     return None if low is None or high is None else low == high
 
 
-def _number(value: str | float | bool) -> float | None:
-    if isinstance(value, bool):
-        return None
+def _number(value: str | float | bool) -> int | float | None:
+    if isinstance(value, str):
+        return _exact(value) if _STATED.fullmatch(value) else None
+    return None if isinstance(value, bool) else value
+
+
+def _exact(text: str) -> int | float:
+    """A number; a whole one of up to 4,300 digits as it is: identifiers have more digits than a float."""
     try:
-        return float(value)
+        return int(text)
     except ValueError:
-        return None
+        return float(text)
 
 
 def _not(test: Truth) -> Truth:

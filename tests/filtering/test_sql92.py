@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 
 from broker.filtering.sql92 import DEPTH_MAX, EXPRESSION_SIZE_MAX, Expression, SyntaxFault
 
-PROPERTIES = {"price": "7.5", "region": "north", "urgent": "true", "name": "o'brien", "TAGS": "new", "zero": "0"}
+PROPERTIES = {
+    "price": "7.5", "region": "north", "urgent": "true", "name": "o'brien", "TAGS": "new", "zero": "0",
+    "id": "9007199254740993", "apart": "1_000", "endless": "inf", "blank": " 5 ",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -40,6 +43,13 @@ PROPERTIES = {"price": "7.5", "region": "north", "urgent": "true", "name": "o'br
         ("zero = -0", True),
         ("zero >= 1e3", False),
         ("price = 7.5d", True),
+        ("id = 9007199254740993", True),
+        ("id = 9007199254740992", False),  # as floats, these are one number
+        ("id > 9007199254740992 AND id BETWEEN 9007199254740993 AND 9007199254740993L", True),
+        ("id <> 9007199254740992", True),
+        ("apart = 1000 OR apart <> 1000", False),  # numbers for Python alone
+        ("endless > 5 OR endless < 5", False),
+        ("blank = 5 AND price > '7'", True),
     ],
 )
 def test_what_is_selected(text: str, matches: bool) -> None:
@@ -57,6 +67,12 @@ def test_what_is_no_expression(text: str) -> None:
         Expression.parse(text)
 
 
+def test_a_test_that_is_never_true_is_refused_with_a_reason() -> None:
+    """A consumer would start, and pass over every message."""
+    with pytest.raises(SyntaxFault, match=r"only numbers have an order, and 'monday' is none: compare it by = or IN"):
+        Expression.parse("region = 'north' AND day > 'monday'")
+
+
 @pytest.mark.parametrize(
     "text", ["1" * 4095 + "x", "." + "1" * 4000 + "x", "a = 1." + "1" * 4000 + "x"], ids=["whole", "part", "value"]
 )
@@ -65,6 +81,7 @@ def test_many_digits_take_no_time(text: str) -> None:
     begun_s = time.thread_time()
     with pytest.raises(SyntaxFault):
         Expression.parse(text)
+    assert not Expression.parse("a > 5").matches({"a": "1" * 30_000 + "x"})
     assert time.thread_time() - begun_s < 0.1
 
 
