@@ -163,19 +163,22 @@ class WritableStore(Store):
         queue_id: int = 0,
         extra_properties: Sequence[Mapping[str, str]] = (),
         origin: Origin | None = None,
+        flags: Sequence[int] = (),
         wait: bool = True,
     ) -> list[Appended]:
         """Append messages of one topic to one queue (from 0): all of them or none, one behind the other.
 
         `extra_properties`, if there are any, are those of each message; then none gets a unique key of its own.
-        `origin` and `wait` are those of `append`. Returns a place for each, in their order. Raises MessageRejected when
-        RocketMQ would not take them together (none, several topics, a delay, more than 4 MiB of bodies), or when they
-        do not fit in one segment; else what `append` raises. RocketMQ: MessageExtEncoder.encode of a batch (5.3.3).
+        `origin` and `wait` are those of `append`; `flags`, if there are any, are those of each message, in place of the
+        origin's. Returns a place for each, in their order. Raises MessageRejected when RocketMQ would not take them
+        together (none, several topics, a delay, more than 4 MiB of bodies), or when they do not fit in one segment;
+        else what `append` raises. RocketMQ: MessageExtEncoder.encode of a batch (5.3.3).
         """
         size_max = self.writer.layout.record_bytes_max
         drafts = compose_batch(
-            messages, self._admission, queue_id=queue_id, size_max=size_max, extra=extra_properties, origin=origin
-        )
+            messages, self._admission, queue_id=queue_id, size_max=size_max, extra=extra_properties, origin=origin,
+            flags=flags,
+        )  # fmt: skip
         return self.writer.append(drafts, wait=wait)
 
     # Topics

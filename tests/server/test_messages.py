@@ -12,6 +12,7 @@ import broker
 from broker.consuming.group.offset_export import SCHEDULE_GROUP
 from broker.format import properties as names
 from broker.format.topics import CHECK_GROUP
+from broker.remoting.bodies import BatchedMessage
 from broker.remoting.codes import RequestCode as Code
 from broker.remoting.codes import ResponseCode as Answer
 from broker.store.read.commitlog import CommitLog
@@ -163,6 +164,14 @@ def test_a_batch_is_stored_whole_or_not_at_all(serve: Serve, connect: Connect, s
     end = store.visible_end
     assert client.request(Code.SEND_BATCH_MESSAGE, sending("orders", 1), two[:-1]).code == Answer.SYSTEM_ERROR
     assert store.visible_end == end
+
+
+def test_each_message_of_a_batch_keeps_its_flag(serve: Serve, connect: Connect) -> None:
+    """Where they differed, all were stored with that of the request, which is 0."""
+    client = connect(serve())
+    body = b"".join(BatchedMessage(b"x", flag, b"").encode() for flag in (7, -1, 0))
+    assert client.request(Code.SEND_BATCH_MESSAGE, sending("orders"), body).code == Answer.SUCCESS
+    assert [one.flag for one in client.pulled("g", "orders")[1]] == [7, -1, 0]
 
 
 def test_positions_are_the_stores_own(serve: Serve, connect: Connect, store: broker.LiveStore) -> None:

@@ -184,12 +184,12 @@ def send_batch(context: ServerContext, request: Request) -> Stored:
     batched = decode_batch(request.command.body)
     for one in batched:
         check_body(one.body, sent.header.sys_flag)
-    flags = {one.flag for one in batched}
     made = context.store.append_batch(
         [Message(sent.topic, one.body) for one in batched],
         queue_id=sent.queue_id,
         extra_properties=[_kept(context, names.decode(one.properties)) for one in batched],
-        origin=sent.origin._replace(flag=flags.pop() if len(flags) == 1 else sent.origin.flag),
+        origin=sent.origin,
+        flags=[one.flag for one in batched],
         wait=False,
     )
     context.counters.add("TOPIC_PUT_NUMS", sent.topic, len(made))

@@ -248,14 +248,16 @@ def compose_batch(
     size_max: int,
     extra: Sequence[Mapping[str, str]] = (),
     origin: Origin | None = None,
+    flags: Sequence[int] = (),
 ) -> list[PendingRecord]:
     """The records of messages that are sent together; with `extra`, each has these properties and no others are made.
 
-    Raises MessageRejected, NotPermitted. RocketMQ: MessageExtEncoder.encode of a batch (5.3.3).
+    `flags`, if there are any, are those of each message, in place of the origin's. Raises MessageRejected,
+    NotPermitted. RocketMQ: MessageExtEncoder.encode of a batch (5.3.3).
     """
     check_batch(messages)
     try:
-        records = _records_of(messages, admission, queue_id, extra, origin)
+        records = _records_of(messages, admission, queue_id, extra, origin, flags)
     except BrokerError:
         raise
     except Exception:
@@ -275,6 +277,7 @@ def _records_of(
     queue_id: int,
     extra: Sequence[Mapping[str, str]],
     origin: Origin | None,
+    flags: Sequence[int],
 ) -> list[PendingRecord]:
     """A record for each message of a batch."""
     now_ms = time.time_ns() // 1_000_000
@@ -287,7 +290,10 @@ def _records_of(
                 raise MessageRejected("messages of a batch cannot be delayed: send each by itself")
         else:
             properties[names.UNIQ_KEY] = new_unique_key(now_ms)
-        records.append(draft(message.topic, message.body, properties, queue_id=queue_id, **_sender(origin, now_ms)))
+        sender = _sender(origin, now_ms)
+        if flags:
+            sender["flag"] = flags[number]
+        records.append(draft(message.topic, message.body, properties, queue_id=queue_id, **sender))
         admission.admit(message.topic, properties, queue_id, now_ms)
     return records
 
