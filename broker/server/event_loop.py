@@ -1,12 +1,15 @@
-"""The event loop of a server: uvloop's where it is installed, else asyncio's own."""
+"""The event loop of a server: uvloop's where it is installed, else asyncio's own. And the sockets that it serves."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 
 from broker.errors import BrokerError
 
 LOOPS = ("auto", "asyncio", "uvloop")
+BACKLOG = 512
 
 
 def new_event_loop(kind: str) -> asyncio.AbstractEventLoop:
@@ -26,3 +29,15 @@ def new_event_loop(kind: str) -> asyncio.AbstractEventLoop:
 def loop_name(loop: asyncio.AbstractEventLoop) -> str:
     """The library that a loop is of."""
     return type(loop).__module__.partition(".")[0]
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """A socket of which connections will be accepted. Raises BrokerError.
+
+    It listens from now on: a loop that is given an address listens when it begins to serve, and by then another socket
+    may do so, also one of the same server.
+    """
+    try:
+        return socket.create_server((host, port), backlog=BACKLOG)
+    except OSError as error:
+        raise BrokerError(f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}") from None

@@ -27,7 +27,7 @@ from broker.consuming.group.membership import Membership
 from broker.consuming.group.offset_export import SCHEDULE_GROUP
 from broker.consuming.reading import Leftovers
 from broker.consuming.schedule import Schedule
-from broker.errors import BrokerError, StoreError
+from broker.errors import StoreError
 from broker.format.topics import SCHEDULE_TOPIC
 from broker.log_fields import event
 from broker.remoting.codes import ResponseCode
@@ -38,7 +38,7 @@ from broker.server.connection import Connection
 from broker.server.context import Refused, Request, ServerContext
 from broker.server.counters import Counters
 from broker.server.dispatch import Lane, Route, admitted, refusal
-from broker.server.event_loop import loop_name, new_event_loop
+from broker.server.event_loop import BACKLOG, listening_socket, loop_name, new_event_loop
 from broker.server.group_positions import GroupPositions
 from broker.server.metrics import MetricsPage, Sample
 from broker.server.registration import Registration
@@ -86,35 +86,32 @@ class Server:
         self._metrics: asyncio.Server | None = None
         self._registration: Registration | None = None
         self.replication = ReplicationMaster(store) if settings.ha else None
-        where = settings.listen
+        opened: list[asyncio.Server | ReplicationMaster] = [self.replication] if self.replication else []
         try:
             self._listener = self._loop.run_until_complete(self._listen(settings.listen))
+            opened.append(self._listener)
             if settings.metrics_port is not None:
-                where = f"{_METRICS_HOST}:{settings.metrics_port}"
                 self._metrics = self._loop.run_until_complete(self._listen_for_metrics(settings.metrics_port))
+                opened.append(self._metrics)
             if self.replication is not None:
-                where = settings.ha
                 self._loop.run_until_complete(self.replication.listen(settings.ha))
-        except OSError as error:
-            self._loop.close()
-            raise BrokerError(f"cannot listen on {where}: {error.strerror or error}") from None
-        try:
             self._open(store, settings, resolver)
         except BaseException:
-            self._listener.close()
+            for one in opened:
+                one.close()
             self._loop.close()
             raise
 
     async def _listen(self, listen: str) -> asyncio.Server:
-        host, port = host_and_port("listen", listen)
-        return await self._loop.create_server(lambda: Connection(self), host, port, backlog=512, start_serving=False)
+        opened, make = listening_socket(*host_and_port("listen", listen)), lambda: Connection(self)
+        return await self._loop.create_server(make, sock=opened, backlog=BACKLOG, start_serving=False)
 
     async def _listen_for_metrics(self, port: int) -> asyncio.Server:
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             run = partial(self._loop.run_in_executor, self._readers.pool)
             await MetricsPage(self.context, run, self._counted).answer(reader, writer)
 
-        return await asyncio.start_server(answer, _METRICS_HOST, port, start_serving=False)
+        return await asyncio.start_server(answer, sock=listening_socket(_METRICS_HOST, port), start_serving=False)
 
     def _counted(self) -> list[Sample]:
         """What the server itself counts, for the metrics."""

@@ -27,7 +27,7 @@ def store(tmp_path: Path) -> Iterator[broker.LiveStore]:
 def serve(store: broker.LiveStore) -> Iterator[Serve]:
     """`serve(**options)`: a server on a free port; closed after the test."""
     with ExitStack() as stack:
-        yield lambda **options: stack.enter_context(broker.serve(store, "127.0.0.1:0", **options))
+        yield lambda listen="127.0.0.1:0", **options: stack.enter_context(broker.serve(store, listen, **options))
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 import ssl
 import subprocess
 import threading
@@ -94,6 +95,20 @@ def test_a_key_with_a_pass_phrase_is_refused_without_a_question(store: broker.Li
 def test_a_port_that_is_taken_is_a_sentence(serve: Serve, store: broker.LiveStore) -> None:
     with pytest.raises(broker.BrokerError, match="cannot listen"):
         broker.serve(store, serve().address)
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("other", ["metrics_port", "ha"])
+def test_one_port_for_two_purposes_is_refused(serve: Serve, loop: str, other: str) -> None:
+    """The server said that it serves, and answered nobody: its loop had ended."""
+    if loop == "uvloop":
+        pytest.importorskip("uvloop")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    options = {other: port if other == "metrics_port" else f"127.0.0.1:{port}"}
+    with pytest.raises(broker.BrokerError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
+        serve(f"127.0.0.1:{port}", loop=loop, **options)
+    assert serve(f"127.0.0.1:{port}", loop=loop).address == f"127.0.0.1:{port}"  # the port is free again
 
 
 def signed(client: WireClient, key: str, secret: str, code: int, ext: dict[str, object], body: bytes = b"") -> int:

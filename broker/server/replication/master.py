@@ -28,6 +28,7 @@ from broker.remoting.replication import (
     TransferHeader,
     transfer_from,
 )
+from broker.server.event_loop import listening_socket
 from broker.server.replication.acknowledgements import Acknowledgements, Done
 from broker.server.settings import host_and_port
 from broker.server.threads.store_thread import Stored
@@ -57,9 +58,14 @@ class ReplicationMaster:
         self.sent_bytes = 0
 
     async def listen(self, address: str) -> None:
-        """Open the port; it serves from `start` on. Raises OSError."""
-        host, port = host_and_port("ha", address)
-        self._listener = await asyncio.start_server(self._admit, host, port, start_serving=False)
+        """Open the port; it serves from `start` on. Raises BrokerError."""
+        opened = listening_socket(*host_and_port("ha", address))
+        self._listener = await asyncio.start_server(self._admit, sock=opened, start_serving=False)
+
+    def close(self) -> None:
+        """Close the port."""
+        if self._listener is not None:
+            self._listener.close()
 
     @property
     def address(self) -> str:
@@ -120,9 +126,8 @@ class ReplicationMaster:
         return noted, durable
 
     async def stop(self) -> None:
-        """Close all connections."""
-        if self._listener is not None:
-            self._listener.close()
+        """Close the port and all connections."""
+        self.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
