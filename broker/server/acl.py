@@ -11,8 +11,9 @@
         groupPerms: [billing=SUB]
 
 A request carries AccessKey and Signature: HMAC-SHA1 over the values of its extension fields, sorted by name, and its
-body. It covers neither code nor time, so a captured request can be sent again: use TLS.
-RocketMQ: PlainAccessValidator, AclUtils.calSignature (4.9.8).
+body. It covers neither code nor time, so a captured request can be sent again: use TLS. From the addresses of
+globalWhiteRemoteAddresses no account is needed. An account with a whiteRemoteAddress is for these addresses only, and
+still signs; RocketMQ lets them pass without a signature. RocketMQ: PlainAccessValidator, AclUtils.calSignature (4.9.8).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from __future__ import annotations
 import fnmatch
 import hmac
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -32,7 +34,9 @@ _KEYS = {
     "accessKey", "secretKey", "whiteRemoteAddress", "admin", "defaultTopicPerm", "defaultGroupPerm", "topicPerms",
     "groupPerms",
 }  # fmt: skip
+_LISTS = {"topicPerms", "groupPerms", "whiteRemoteAddress"}
 _SECRET_SIZE_MIN = 6
+_ADDRESS = re.compile(r"(?:\d{1,3}\.){3}\d{1,3}|[\d.]*\*[\d.*]*")
 
 
 class Denied(BrokerError):
@@ -46,7 +50,7 @@ class Account:
     access_key: str
     secret_key: str = field(repr=False)
     is_admin: bool = False
-    addresses: str = ""  # from where: empty for everywhere
+    addresses: tuple[str, ...] = ()  # from where: empty for everywhere
     default_topic: frozenset[str] = frozenset()
     default_group: frozenset[str] = frozenset()
     topics: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -72,11 +76,11 @@ class AccessControl:
     def parse(cls, text: str, path: str = "the ACL") -> AccessControl:
         """The part of YAML that RocketMQ's file uses: a list of accounts, with lists in either form."""
         addresses: list[str] = []
-        accounts: list[dict[str, str | list[str]]] = []
+        accounts: list[dict[str, list[str]]] = []
         for key, value, is_account, is_first, line in _items(text, path):
             if not is_account:
                 if key == "globalWhiteRemoteAddresses":
-                    addresses += value
+                    addresses += _addresses(value, f"{path}, line {line}")
                 elif key != "accounts":
                     raise BrokerError(f"{path}, line {line}: {key!r:.40} is not known here")
                 continue
@@ -84,9 +88,9 @@ class AccessControl:
                 accounts.append({})
             if key not in _KEYS or not accounts:
                 raise BrokerError(f"{path}, line {line}: {key!r:.40} is not known in an account")
-            held = accounts[-1].setdefault(key, [])
-            if isinstance(held, list):
-                held += value
+            if key in accounts[-1] or (key not in _LISTS and len(value) > 1):
+                raise BrokerError(f"{path}, line {line}: {key} is given twice in an account")
+            accounts[-1][key] = value
         made = [_account(one, path) for one in accounts]
         if len({one.access_key for one in made}) != len(made):
             raise BrokerError(f"{path} has an accessKey twice")
@@ -96,14 +100,14 @@ class AccessControl:
 
     def account(self, ext: Mapping[str, str], body: bytes, address: str) -> Account | None:
         """Whose request it is; None for an address that needs no account. Raises Denied."""
-        if any(fnmatch.fnmatchcase(address, one) for one in self._addresses):
+        if _is_among(address, self._addresses):
             return None
         account = self._accounts.get(ext.get(ACCESS_KEY, ""))
         if account is None:
             raise Denied("No accessKey is configured" if ACCESS_KEY in ext else "the request carries no AccessKey")
         if not hmac.compare_digest(signature(account.secret_key, ext, body).encode(), ext.get(SIGNATURE, "").encode()):
             raise Denied(f"Check signature failed for accessKey={account.access_key}")
-        if account.addresses and not fnmatch.fnmatchcase(address, account.addresses):
+        if account.addresses and not _is_among(address, account.addresses):
             raise Denied(f"accessKey={account.access_key} may not come from {address}")
         return account
 
@@ -117,29 +121,51 @@ def may(account: Account | None, right: str, *, topic: str = "", group: str = ""
     return right in account.groups.get(group, account.default_group)
 
 
-def _account(values: Mapping[str, str | list[str]], path: str) -> Account:
+def _is_among(address: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch.fnmatchcase(address, one) for one in patterns)
+
+
+def _account(values: Mapping[str, list[str]], path: str) -> Account:
     def one(name: str, default: str = "") -> str:
-        held = values.get(name) or [default]
-        return str(held[0])
+        return (values.get(name) or [default])[0]
 
     access_key, secret_key = one("accessKey"), one("secretKey")
     if len(access_key) < _SECRET_SIZE_MIN or len(secret_key) < _SECRET_SIZE_MIN:
         text = f"accessKey and secretKey need {_SECRET_SIZE_MIN} characters at least"
         raise BrokerError(f"{path}: {text}, and account {access_key!r:.40} has fewer")
+    of_account = f"{path}, account {access_key!r:.40}"
+    if (is_admin := one("admin", "false").lower()) not in ("true", "false"):
+        raise BrokerError(f"{of_account}: admin is true or false, not {one('admin')!r:.40}")
     return Account(
-        access_key, secret_key, one("admin", "false").lower() == "true", one("whiteRemoteAddress"),
+        access_key, secret_key, is_admin == "true", _addresses(values.get("whiteRemoteAddress", []), of_account),
         _rights(one("defaultTopicPerm", "DENY"), path), _rights(one("defaultGroupPerm", "DENY"), path),
-        dict(_named_rights(values.get("topicPerms", []), path)),
-        dict(_named_rights(values.get("groupPerms", []), path)),
+        _named_rights(values.get("topicPerms", []), path), _named_rights(values.get("groupPerms", []), path),
     )  # fmt: skip
 
 
-def _named_rights(values: str | list[str], path: str) -> Iterator[tuple[str, frozenset[str]]]:
+def _addresses(values: list[str], where: str) -> tuple[str, ...]:
+    """Addresses, and patterns of them with `*`. RocketMQ's ranges are refused: they would match no address."""
+    found = tuple(one.strip() for value in values for one in value.split(","))
+    for one in found:
+        if not _ADDRESS.fullmatch(one):
+            text = "is not an address here: write 192.0.2.7 or 192.0.2.*, several with commas between them"
+            raise BrokerError(f"{where}: {one!r:.40} {text}")
+    return found
+
+
+def _named_rights(values: list[str], path: str) -> dict[str, frozenset[str]]:
+    found: dict[str, frozenset[str]] = {}
     for value in values:
         name, equals, rights = value.partition("=")
         if not name or not equals:
             raise BrokerError(f"{path}: {value!r:.60} is not NAME=PERMISSION")
-        yield name.strip(), _rights(rights, path)
+        name = name.strip()
+        if "*" in name:
+            raise BrokerError(f"{path}: {name!r:.60} is not one topic or group: the default is for all others")
+        if name in found:
+            raise BrokerError(f"{path}: an account has permissions for {name!r:.60} twice")
+        found[name] = _rights(rights, path)
+    return found
 
 
 def _rights(text: str, path: str) -> frozenset[str]:

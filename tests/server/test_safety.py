@@ -18,7 +18,7 @@ from broker.remoting.codes import RequestCode as Code
 from broker.remoting.codes import ResponseCode as Answer
 from broker.remoting.command import RemotingCommand
 from broker.remoting.signing import signature
-from broker.server.acl import AccessControl
+from broker.server.acl import AccessControl, Denied
 from broker.server.settings import ServeOptions
 from tests.server.conftest import Connect, Serve
 from tests.server.wire_client import WireClient, sending
@@ -250,6 +250,46 @@ def test_a_producer_without_the_right_is_not_asked_about_a_transaction(
 def test_an_acl_file_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(broker.BrokerError):
         AccessControl.parse(text)
+
+
+OF_ROOT = 'secretKey: "secret-of-root"'
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("203.0.113.*", "10.0.0.0/24", "line 2: '10.0.0.0/24' is not an address here: write 192.0.2.7 or 192.0.2.*"),
+        ("203.0.113.*", "10.0.0.1-9", "'10.0.0.1-9' is not an address"),
+        ("203.0.113.*", "10.0.0.{1,9}", "'10.0.0.{1' is not an address"),
+        ("admin: true", "whiteRemoteAddress: 10.0.1-9.*", "account 'root12': '10.0.1-9.*' is not an address"),
+        ("admin: true", "admin: yes", "account 'root12': admin is true or false, not 'yes'"),
+        ("admin: true", "admin: true\n    admin: false", "line 15: admin is given twice in an account"),
+        (OF_ROOT, f"{OF_ROOT}\n    secretKey: another-one", "line 14: secretKey is given twice in an account"),
+        ("audit=SUB", "orders=SUB", "permissions for 'orders' twice"),
+        ("audit=SUB", "audit*=SUB", "'audit*' is not one topic or group: the default is for all others"),
+    ],
+)
+def test_what_an_acl_file_would_not_do_is_refused(old: str, new: str, sentence: str) -> None:
+    """Such an address matched none, and of two values the first one counted."""
+    with pytest.raises(broker.BrokerError) as refused:
+        AccessControl.parse(ACL.replace(old, new))
+    assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "stated", ["10.0.0.*, 192.0.2.7", "[10.0.0.*, 192.0.2.7]", "\n    - 10.0.0.*\n    - 192.0.2.7"]
+)
+def test_an_account_may_come_from_several_addresses(stated: str) -> None:
+    """It could come from the first of a list only, and where commas were between them from none."""
+    control = AccessControl.parse(ACL.replace("admin: true", f"whiteRemoteAddress: {stated}"))
+    fields = {"AccessKey": "root12"}
+    fields["Signature"] = signature("secret-of-root", fields, b"")
+    for address in ("10.0.0.5", "192.0.2.7"):
+        account = control.account(fields, b"", address)
+        assert account is not None
+        assert account.access_key == "root12"
+    with pytest.raises(Denied, match=r"may not come from 192\.0\.2\.8"):
+        control.account(fields, b"", "192.0.2.8")
 
 
 def test_tls_and_plain_clients_share_a_port(serve: Serve, connect: Connect, tmp_path: Path) -> None:
