@@ -170,3 +170,17 @@ def test_a_long_producer_group_of_an_end_is_not_remembered(
     assert client.request(Code.END_TRANSACTION, end | {"producerGroup": "g" * 300}).code == Answer.SUCCESS
     assert ends.group_item.cache_info().currsize == before
     assert not store.transactions.in_doubt_slots()
+
+
+def test_nothing_is_kept_of_a_namespace_without_values(serve: Serve, connect: Connect) -> None:
+    """Each name was, of up to 256 KiB, and no bound counted them."""
+    server = serve()
+    client = connect(server)
+    for number in range(20):
+        one = {"namespace": f"{number}", "key": "k", "value": "v"}
+        assert client.request(Code.PUT_KV_CONFIG, one).code == Answer.SUCCESS
+        assert client.request(Code.DELETE_KV_CONFIG, one).code == Answer.SUCCESS
+    assert server.context.properties == {}
+    for name in ("namespace", "key"):
+        one = {"namespace": "n", "key": "k", "value": "v", name: "x" * 70_000}
+        assert client.request(Code.PUT_KV_CONFIG, one).code == Answer.SYSTEM_ERROR

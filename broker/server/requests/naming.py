@@ -22,7 +22,7 @@ from broker.server.context import Refused, Request, ServerContext
 from broker.server.requests.sends import AUTO_CREATE_QUEUES
 
 ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
-_VALUES_MAX, _VALUE_SIZE_MAX = 10_000, 64 << 10
+_VALUES_MAX, _VALUE_SIZE_MAX = 10_000, 64 << 10  # characters of a value with its names
 _FAQ = "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
 
 
@@ -102,7 +102,8 @@ def delete_topic(_context: ServerContext, request: Request) -> RemotingCommand:
 def put_value(context: ServerContext, request: Request) -> RemotingCommand:
     header = KvConfigRequestHeader.decode(request.command.ext)
     count = sum(map(len, context.properties.values()))
-    if count >= _VALUES_MAX or len(header.value or "") > _VALUE_SIZE_MAX:
+    size = len(header.namespace) + len(header.key) + len(header.value or "")
+    if count >= _VALUES_MAX or size > _VALUE_SIZE_MAX:
         raise Refused(ResponseCode.SYSTEM_ERROR, "the name server's table is full, or the value too large")
     context.properties.setdefault(header.namespace, {})[header.key] = header.value or ""
     return request.answer()
@@ -119,7 +120,10 @@ def get_value(context: ServerContext, request: Request) -> RemotingCommand:
 
 def delete_value(context: ServerContext, request: Request) -> RemotingCommand:
     header = KvConfigRequestHeader.decode(request.command.ext)
-    context.properties.get(header.namespace, {}).pop(header.key, None)
+    table = context.properties.get(header.namespace, {})
+    table.pop(header.key, None)
+    if not table:  # names are kept as long as values
+        context.properties.pop(header.namespace, None)
     return request.answer()
 
 
