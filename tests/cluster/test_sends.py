@@ -173,6 +173,11 @@ def test_messages_of_a_sharding_key_are_in_order_and_batches_together(cluster: b
     assert awaited(lambda: [one.unique_key for one in cluster.newest("batch")] == [one.unique_key for one in batch])
     with pytest.raises(broker.MessageRejected, match="one topic"):
         producer.send_batch([broker.Message("a", b"a"), broker.Message("b", b"b")])
+    large = [broker.Message("batch", bytes(3 << 20))] * 2
+    with pytest.raises(broker.MessageRejected, match="has 6291456 bytes; at most 4194304 are allowed: divide it"):
+        producer.send_batch(large)  # the broker closed the connection, and what else was sent there had failed
+    with pytest.raises(broker.MessageRejected, match="bytes with its properties; at most 4980736 are allowed"):
+        producer.send_batch([broker.Message("batch", b"x", properties={"p": "x" * 30_000})] * 170)
 
 
 def test_an_async_session(backend: Connected, cluster: broker.LiveCluster, engine: Engine) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from broker.cluster.network.client import ClusterClient
-from broker.cluster.publishing.sending import Placed, Sender, checked_batch_topic, no_route
+from broker.cluster.publishing.sending import Placed, Sender, check_batch_size, checked_batch_topic, no_route
 from broker.cluster.publishing.topics import TopicAdmin
 from broker.cluster.publishing.transactions import Check, ClusterHalf, ClusterTransactions
 from broker.database.ledger_binding import RememberedLedgers
@@ -110,6 +110,7 @@ class ClusterDestination(Destination):
         topic = checked_batch_topic(listed)
         keys = [new_unique_key(_now_ms()) for _ in listed]
         body = b"".join(_batched(one, key) for one, key in zip(listed, keys, strict=True))
+        check_batch_size(listed, body)
         # Without a unique key of the batch: brokers of 4.8 to 5.3 give it to every message, whose own is lost then, and
         # a consumer takes all but the first for duplicates (RocketMQ's issue 9416).
         properties = names.encode({names.WAIT: "true"}).decode()

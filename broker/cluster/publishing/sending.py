@@ -18,16 +18,19 @@ from broker.cluster.network.client import ClusterClient
 from broker.cluster.publishing.queue_choice import FAILED_MS, FaultTable, choose
 from broker.errors import ClusterError, MessageRejected
 from broker.format import properties as names
+from broker.format.commitlog import MESSAGE_SIZE_MAX
 from broker.format.sysflag import TransactionType
 from broker.format.topics import AUTO_CREATE_TOPIC
 from broker.message import Message
 from broker.producing.destination import STORED, place_of
 from broker.remoting.bodies import MessageQueue
 from broker.remoting.codes import RequestCode, ResponseCode
-from broker.remoting.command import RemotingCommand
+from broker.remoting.command import HEADER_BYTES_MAX, RemotingCommand
+from broker.remoting.frames import FRAME_BYTES_MAX
 from broker.remoting.message_headers import SendMessageRequestHeader, SendMessageResponseHeader
 
 DEFAULT_QUEUES = 4  # RocketMQ: defaultTopicQueueNums of a producer
+_BATCH_BYTES_MAX = FRAME_BYTES_MAX - HEADER_BYTES_MAX
 _STATUSES = {
     ResponseCode.SUCCESS: STORED,
     ResponseCode.FLUSH_DISK_TIMEOUT: "FLUSH_DISK_TIMEOUT",
@@ -157,3 +160,17 @@ def checked_batch_topic(messages: list[Message]) -> str:
     if len(topics) != 1:
         raise MessageRejected(f"a batch has messages of one topic, not of {len(topics)}")
     return topics.pop()
+
+
+def check_batch_size(messages: list[Message], body: bytes) -> None:
+    """Raises MessageRejected for a batch that no broker takes, before it is sent.
+
+    A broker closes the connection on a frame that is too large, and all that this process does there has failed.
+    """
+    size, most = sum(len(one.body) for one in messages), MESSAGE_SIZE_MAX
+    what = f"the batch has {size} bytes"
+    if size <= most:
+        size, most = len(body), _BATCH_BYTES_MAX
+        what = f"the batch has {size} bytes with its properties"
+    if size > most:
+        raise MessageRejected(f"{what}; at most {most} are allowed: divide it")
