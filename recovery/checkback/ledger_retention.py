@@ -8,12 +8,21 @@ look is flushed to disk first. Keys below that time are never answered "rolled b
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Iterable
+
+from sqlalchemy.exc import SQLAlchemyError
+
 from broker.enlisting.ledger_key import LEDGER_KEY, key_time_ms
 from broker.errors import CorruptStore
 from broker.live import LiveStore
+from broker.log_fields import event
 from recovery.checkback.ledger_resolver import LedgerResolver
+from recovery.checkback.ledgers.proof import WrongLedger
 
 KEEP_MS = 30 * 86_400_000
+
+_log = logging.getLogger("recovery")
 
 
 def low_water_ms(store: LiveStore, now_ms: int, keep_ms: int = KEEP_MS) -> int:
@@ -28,3 +37,21 @@ def low_water_ms(store: LiveStore, now_ms: int, keep_ms: int = KEEP_MS) -> int:
 def expire_ledger(store: LiveStore, resolver: LedgerResolver, now_ms: int, keep_ms: int = KEEP_MS) -> int:
     """Remove the rows that nobody will ask for again; returns how many went."""
     return resolver.expire(low_water_ms(store, now_ms, keep_ms))
+
+
+def keeper(store: LiveStore, ledgers: Iterable[LedgerResolver], keep_ms: int = KEEP_MS) -> Callable[[int], None]:
+    """What removes old rows of these ledgers, at a time by the store's clock.
+
+    A database that takes no part now is logged and left for the next time: the round before was one all the same.
+    """
+    listed = list(ledgers)
+
+    def keep_house(now_ms: int) -> None:
+        for ledger in listed:
+            try:
+                expire_ledger(store, ledger, now_ms, keep_ms)
+            except (SQLAlchemyError, WrongLedger) as error:
+                why = ledger.trouble(error).why if isinstance(error, SQLAlchemyError) else error
+                _log.warning("old rows of %r stay: %s", ledger, why, extra=event("ledger-rows-stay", store=store.path))
+
+    return keep_house

@@ -22,8 +22,8 @@ from broker.log_fields import event
 from broker.producer import Producer
 from recovery.checkback.leader import LeaderLock
 from recovery.checkback.ledger_resolver import LedgerResolver
-from recovery.checkback.ledger_retention import KEEP_MS, expire_ledger
-from recovery.checkback.ledgers.proof import LedgerEvidence, WrongLedger
+from recovery.checkback.ledger_retention import KEEP_MS, keeper
+from recovery.checkback.ledgers.proof import LedgerEvidence
 from recovery.checkback.ledgers.routing import Ledgers
 from recovery.checkback.policy import Policy
 from recovery.checkback.protocol import Resolver
@@ -194,17 +194,9 @@ def for_producers(
     asked = {one.group: Breaker(CallableResolver(one.resolver)) for one in producers if one.resolver is not None}
     router = Router(asked, by_ledger=by_ledger)
 
-    def keep_house(now_ms: int) -> None:
-        for ledger in ledgers:
-            try:
-                expire_ledger(store, ledger, now_ms, keep_ledger_ms)
-            except WrongLedger as error:
-                _log.warning(
-                    "old rows of %r stay: %s", ledger, error, extra=event("ledger-rows-stay", store=store.path)
-                )
-
     asks = _asks(of_group, asked)
     check = CheckBack(store, router, policy=policy, groups=asks.keys())
+    keep_house = keeper(store, ledgers, keep_ledger_ms)
     return CheckService(check, LeaderLock(store.path, asks=asks), interval_s=interval_s, housekeeping=keep_house)
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from broker.live import LiveStore
     from broker.transaction.service import Half
     from recovery.checkback.catalog import Catalog
-    from recovery.checkback.config import Resolvers, Setup
+    from recovery.checkback.config import Setup
     from recovery.checkback.leader import LeaderLock
     from recovery.checkback.manual import Resolution
     from recovery.checkback.round import CheckBack, RoundReport
@@ -98,6 +98,7 @@ def check_back(
     nothing was decided by it.
     """
     from recovery.checkback.leader import LeaderLock
+    from recovery.checkback.ledger_retention import keeper
     from recovery.checkback.round import CheckBack
     from recovery.checkback.service import CheckService
 
@@ -111,7 +112,7 @@ def check_back(
         setup.open(opened) as asked,
     ):  # fmt: skip
         check = CheckBack(opened, asked.router, policy=setup.policy, catalog=kept, limit=limit, per_topic=per_topic)
-        keep_house = _keeper(opened, asked, keep_ms)
+        keep_house = keeper(opened, asked.ledgers.values(), keep_ms)
         if dry_run:
             return show_round(check.round(check.now_ms(), dry_run=True), as_json)
         lease = LeaderLock(opened.path, asks=asked.asks)
@@ -301,23 +302,6 @@ def _setup(options: dict[str, Any], config: str | None) -> Setup:
     if "http" in spec:
         spec["token"] = secret(HTTP_TOKEN)  # for this endpoint alone, and for none that the file names
     return Setup(setup.policy, {**setup.resolvers, EVERY_GROUP: spec})
-
-
-def _keeper(store: LiveStore, asked: Resolvers, keep_ms: int) -> Callable[[int], None]:
-    """Removes old rows of every ledger that is named; a database that does not answer is left for the next time."""
-    from sqlalchemy.exc import SQLAlchemyError
-
-    from recovery.checkback.ledger_retention import expire_ledger
-    from recovery.checkback.ledgers.proof import WrongLedger
-
-    def keep_house(now_ms: int) -> None:
-        for ledger in asked.ledgers.values():
-            try:
-                expire_ledger(store, ledger, now_ms, keep_ms)
-            except (SQLAlchemyError, WrongLedger):  # the round says why, when there is something to ask
-                continue
-
-    return keep_house
 
 
 def _duration(text: str) -> int:

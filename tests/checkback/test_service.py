@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import create_engine
 
 import broker
+from broker.log_fields import fields_of
 from recovery.checkback.leader import LeaderLock
 from recovery.checkback.policy import Policy, Rule
 from recovery.checkback.round import CheckBack, RoundReport
@@ -141,6 +143,17 @@ def test_a_round_that_fails_is_tried_again(
     assert report is not None
     assert report.committed == 1
     service.stop()
+
+
+def test_a_round_counts_although_no_old_row_can_be_removed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The ledger's database is away: the round says so, and is no failure."""
+    away = broker.Ledger(create_engine("postgresql+psycopg://shop@127.0.0.1:1/shop"))
+    with open_store(tmp_path / "store") as store:
+        service = for_producers(store, [store.producer("shop", topics=["orders"], ledger=away)])
+        assert service.run_once() is not None
+        service.stop()
+    assert (service.status.failures, service.status.rounds) == (0, 1)
+    assert fields_of(caplog.records[-1])["event"] == "ledger-rows-stay"
 
 
 def test_housekeeping_comes_once_an_hour(shop: Shop) -> None:
