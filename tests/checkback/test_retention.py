@@ -8,6 +8,8 @@ from sqlalchemy import func, select
 from recovery.checkback.ledger_resolver import LedgerResolver
 from recovery.checkback.ledger_retention import KEEP_MS, expire_ledger
 from recovery.checkback.ledgers.proof import LedgerEvidence
+from recovery.checkback.round import CheckBack
+from recovery.checkback.service import for_producers
 from tests.checkback.shop import Shop
 
 pytestmark = pytest.mark.usefixtures("each_engine")
@@ -72,3 +74,19 @@ def test_a_transaction_older_than_what_is_kept_is_parked_for_a_person(shop: Shop
     assert report.parked == 1
     (parked,) = shop.store.transactions.parked()
     assert parked == next(iter(shop.store.transactions.in_doubt())).commitlog_offset
+
+
+def test_a_clock_that_was_once_set_forward_makes_no_row_old(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store's clock goes on from there, and keys are of the wall clock: no row would be young, and no missing one
+    rolled back, until that is there again."""
+    ahead_ms = 2 * KEEP_MS
+    monkeypatch.setattr(CheckBack, "now_ms", lambda _self: shop.now_ms() + ahead_ms)
+    shop.buy(1)
+    service = for_producers(shop.store, [shop.producer()])
+    assert service.run_once() is not None
+    assert rows(shop) == 1
+    shop.buy_and_vanish(2, saved=False)
+    report = service.run_once()
+    service.stop()
+    assert report is not None
+    assert report.rolled_back == 1
