@@ -35,8 +35,7 @@ class ClusterEvidence:
         self.store_id = cluster.store_id
         self.known = RememberedLedgers()
         self._topics: dict[str, float] = {}  # when each was looked at
-        self._keys: dict[str, dict[str, CommittedKey]] = {}  # by topic, then key; the binding stands in _bindings
-        self._bindings: dict[str, str] = {}
+        self._newest: dict[str, dict[str, tuple[str, CommittedKey]]] = {}  # by topic, then key; each with its binding
 
     def known_of(self, row: Binding) -> KnownLedger | None:
         """What is known of the ledger with a row's binding: what was seen first, as long as this process lives."""
@@ -59,8 +58,8 @@ class ClusterEvidence:
             if now_s - looked_s >= _LOOK_S:
                 self._topics[topic] = now_s
                 self._look(topic)
-        found = [one for keys in self._keys.values() for one in keys.values()]
-        mine = [one for one in found if self._bindings.get(one.key) == binding_id]
+        found = {key: one for keys in self._newest.values() for key, one in keys.items()}
+        mine = [one for named, one in found.values() if named == binding_id]
         return sorted(mine, reverse=True)[:_KEYS]
 
     def _look(self, topic: str) -> None:
@@ -74,15 +73,14 @@ class ClusterEvidence:
                 extra=event("topics-unreadable", topic=topic),
             )
             return
-        keys: dict[str, CommittedKey] = {}
+        keys: dict[str, tuple[str, CommittedKey]] = {}
         for message in newest:
             properties = message.properties
             key, binding_id = properties.get(LEDGER_KEY), properties.get(LEDGER_BINDING)
             by_hand = BY in properties  # a person or a policy committed it in the store that it was moved from
             if key and binding_id and properties.get(names.PGROUP) == self._group and not by_hand:
-                keys[key] = CommittedKey(key, message.commitlog_offset)
-                self._bindings[key] = binding_id
-        self._keys[topic] = keys
+                keys[key] = binding_id, CommittedKey(key, message.commitlog_offset)
+        self._newest[topic] = keys
 
     def is_by_hand(self, commitlog_offset: int) -> bool:  # noqa: ARG002
         """A broker does not say who ended a transaction."""

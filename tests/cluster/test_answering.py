@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import sqlite3
 import time
+import tracemalloc
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from sqlalchemy import Engine, create_engine
@@ -17,6 +21,7 @@ from broker.database.ledger_binding import LEDGER_BINDING
 from broker.enlisting.ledger_key import LEDGER_KEY, new_key
 from broker.errors import BrokerError
 from broker.remoting.codes import RequestCode
+from recovery.answering import cluster_evidence
 from recovery.answering.group_answering import answering, bind, for_producers, rebind
 from recovery.checkback.ledgers.proof import WrongLedger
 from tests.backends.clusters import Connected
@@ -190,3 +195,27 @@ def test_a_database_that_cannot_be_bound_is_a_sentence(cluster: broker.LiveClust
         assert name in done.err, done.err
         assert len(done.err.splitlines()) == 1
     assert [path.name for path in tmp_path.glob("*.db")] == ["notes.db"]
+
+
+def test_what_was_delivered_long_ago_takes_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that answers for months looks at the newest messages again and again."""
+    numbers, clock = itertools.count(), itertools.count(step=60)
+    monkeypatch.setattr(cluster_evidence, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+
+    def newest(_topic: str, count: int) -> list[SimpleNamespace]:
+        bound = {LEDGER_BINDING: "b" * 32, "PGROUP": "shop"}
+        return [
+            SimpleNamespace(properties={LEDGER_KEY: f"{next(numbers):032}", **bound}, commitlog_offset=0)
+            for _ in range(count)
+        ]
+
+    evidence = cluster_evidence.ClusterEvidence(Mock(newest=newest, store_id="5" * 32), "shop")
+    evidence.saw("orders")
+    tracemalloc.start()
+    assert len(evidence.committed("b" * 32)) == 32
+    before, _ = tracemalloc.get_traced_memory()
+    for _ in range(100):
+        evidence.committed("b" * 32)
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert after - before < 50_000
