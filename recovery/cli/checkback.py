@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from recovery.cli.terminal.check_back_round import show_round
 from recovery.cli.terminal.log_lines import log_to_stderr
 from recovery.cli.terminal.output import print_json, show, warn
 from recovery.cli.terminal.traces import traced
-from recovery.humanize import printable
+from recovery.humanize import printable, who
 
 if TYPE_CHECKING:
     from broker.errors import CorruptStore
@@ -215,7 +214,7 @@ def resolve(
                 [half],
                 state,
                 why=why,
-                by=by or f"{getpass.getuser()} at {myself()}",
+                by=by or f"{who()} at {myself()}",
                 now_ms=_now_ms(),
                 ledger=asked.ledger_of(half.producer_group),
                 without_ledger=without_ledger,

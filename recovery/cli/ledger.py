@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -11,6 +10,7 @@ from recovery.checkback.leader import myself
 from recovery.cli.declaration import Exit, Option, VerbGroup
 from recovery.cli.shared import FINDINGS, WELL, AsJson, Store, examples, listing
 from recovery.cli.terminal.output import print_json, show
+from recovery.humanize import who
 
 if TYPE_CHECKING:
     from broker.ledger import Ledger
@@ -134,7 +134,7 @@ def _with_ledger(path: str, url: str, schema: str | None, table: str, work: Call
 
 
 def _by(name: str | None) -> str:
-    return name or f"{getpass.getuser()} at {myself()}"
+    return name or f"{who()} at {myself()}"
 
 
 def _now_ms() -> int:

@@ -5,6 +5,8 @@ In each case the transaction in doubt is the store's very first: nothing but its
 
 from __future__ import annotations
 
+import os
+import pwd
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -15,7 +17,9 @@ import pytest
 from sqlalchemy import URL, create_engine, insert, make_url, select, text
 
 from broker.ledger import Ledger
+from recovery.checkback.catalog import Catalog
 from recovery.cli.shared import FINDINGS, USAGE, WELL
+from tests.backends.shop import raiser
 from tests.checkback.other_databases import another, numbers, restore, shown, tables_in
 from tests.checkback.shop import Shop
 
@@ -231,6 +235,23 @@ def test_a_backup_that_was_put_back_is_refused_until_a_person_says_so(
     shop.buy(4)
     assert run_due("check-back", shop.path, "--ledger", shown(url))[0] == WELL
     assert (shop.in_doubt(), shop.announced()) == (0, [1, 2, 4])
+
+
+def test_a_person_without_a_name_on_this_machine_is_named_by_number(
+    shop: Shop, run_due: Callable[..., tuple[int, str, str]], url: URL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a container the user often has no line in /etc/passwd."""
+    shop.buy_and_vanish(1)
+    (half,) = shop.store.transactions.in_doubt()
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", raiser(KeyError("uid not found")))
+    words = ("--ledger", shown(url), "--why", "ticket 12")
+    assert run_due("ledger", "accept", shop.path, *words)[0] == WELL
+    assert run_due("resolve", shop.path, half.message_id, "--commit", *words)[0] == WELL
+    catalog = Catalog.open(str(shop.path), shop.store.store_id)
+    assert catalog.decisions()[0]["decided_by"].startswith(f"{os.getuid()} at ")
+    catalog.close()
 
 
 def test_a_backup_from_before_the_stores_first_transaction_is_refused(
