@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 JAVA_MIN = 17
 _SECRET = re.compile("secret|password|token|access.?key", re.IGNORECASE)  # Spark: spark.redaction.regex
+_MASTER = re.compile(  # what SparkContext takes (4.3.0); of a cluster with a scheme the rest is its own affair
+    r"local(\[(\*|[1-9]\d*)(\s*,\s*\d+)?\])?|local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]|yarn|[a-z][\w+.-]*://.+"
+)
 _SOCKETS = "/tmp"  # noqa: S108 - a socket's path has at most 107 bytes, and Java's own temporary directory may be longer
 
 
@@ -90,8 +93,13 @@ def session(
     `memory` is the heap of the driver and of each executor, as Spark writes it (`4g`); `app` the name that its pages
     show; `config` are further settings of Spark, which win; a secret among them is on no command line. Workers run the
     Python of this process, logs are quiet, and on one machine Spark listens on the loopback only. Raises SparkNotReady
-    for a Spark Connect server, without a right installation (see `check_installation`) and when Spark does not start.
+    for a Spark Connect server, for what is not a master, without a right installation (see `check_installation`) and
+    when Spark does not start.
     """
+    if not _MASTER.fullmatch(master):
+        raise SparkNotReady(
+            f"{master!r:.60} is not a master of Spark: give local[*], local[2], spark://HOST:7077, or yarn"
+        )
     if master.startswith("sc://"):
         text = "has no context of the driver, by which code is sent and jobs are watched. Give Spark's own master"
         raise SparkNotReady(f"{master} is a Spark Connect server: a session there {text}, such as spark://host:7077")
@@ -106,8 +114,13 @@ def session(
         _start_jvm({"spark.master": master, "spark.app.name": app, **settings})
         return builder.getOrCreate()
     except Exception as error:
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise SparkNotReady(f"Spark did not start with the master {master}: {reason}") from error
+        raise SparkNotReady(f"Spark did not start with the master {master}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """What Spark says in a line. Py4J says first which call failed, then, behind a colon, what Java raised."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return next((line.removeprefix(": ") for line in lines if line.startswith(": ")), lines[0])
 
 
 @contextlib.contextmanager

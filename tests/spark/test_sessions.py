@@ -77,6 +77,40 @@ def test_spark_connect_is_refused() -> None:
         sessions.session("sc://somewhere")
 
 
+@pytest.mark.parametrize("master", ["", "lokal[1]", "local[0]", "local[x]", "local[*", "localhost:7077", "spark://"])
+def test_what_is_not_a_master_is_refused(master: str) -> None:
+    """Before Java starts: what it says of it are forty lines."""
+    with pytest.raises(SparkNotReady, match=r"is not a master of Spark: give local\[\*\]"):
+        sessions.session(master)
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (
+            "An error occurred while calling x.\n: org.apache.SparkException: no host\n\tat org.apache",
+            "SparkException: no host",
+        ),
+        (
+            "[JAVA_GATEWAY_EXITED] Java gateway process exited.\nand more",
+            "[JAVA_GATEWAY_EXITED] Java gateway process exited.",
+        ),
+        ("", "RuntimeError"),
+    ],
+)
+def test_the_reason_is_what_java_raised(said: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Py4J's first line names the call that failed, and nothing else."""
+
+    def refuse(_settings: object) -> None:
+        raise RuntimeError(said)
+
+    monkeypatch.setattr(sessions, "check_installation", lambda: None)
+    monkeypatch.setattr(sessions, "_start_jvm", refuse)
+    with pytest.raises(SparkNotReady) as raised:
+        sessions.session("spark://nowhere:7077")
+    assert str(raised.value).endswith(reason)
+
+
 def test_the_session_runs_this_python(spark: SparkSession) -> None:
     """Not the first python3 on the path, which may lack everything."""
     assert spark.sparkContext.pythonExec == sys.executable
