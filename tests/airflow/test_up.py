@@ -18,7 +18,7 @@ from recovery.airflow.local import preflight as surroundings
 from recovery.airflow.local.preflight import NotHere
 from recovery.airflow.local.rest import ASKS, Rest, Run
 from recovery.airflow.local.standalone import Standalone, _has_mark, _processes
-from recovery.airflow.local.status import runs, standing
+from recovery.airflow.local.status import last_runs, runs, standing
 from recovery.cli.declaration import VerbGroup
 from recovery.cli.run import up as verbs_up
 from tests.jobs.shops import shop
@@ -134,6 +134,20 @@ def test_airflow_is_told_to_stay_on_this_machine(tmp_path: Path) -> None:
     assert names == ["checkback", "dags-folder"]
     assert json.loads(told["AIRFLOW_CONN_CHECKBACK_SPARK"])["host"] == "local[*]"
     assert told["PATH"].startswith(os.path.dirname(sys.executable))
+    assert told["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"] == f"sqlite:///{tmp_path}/airflow.db?timeout=60"
+    assert told["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_ASYNC"].endswith(f":///{tmp_path}/airflow.db?timeout=60")
+    url = "postgresql+psycopg://db/airflow"
+    assert Standalone(str(tmp_path), 1, "", database=url).environment["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"] == url
+
+
+@pytest.mark.parametrize(("gone", "end"), [([], "none has run yet"), (["scheduler"], "stop this and start it again")])
+def test_a_part_of_airflow_that_ended_is_named(gone: list[str], end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a scheduler no DAG runs, and the lines were the same for ever."""
+    monkeypatch.setattr(Rest, "last_runs", lambda _self: {})
+    monkeypatch.setattr(Rest, "unhealthy", lambda _self: gone)
+    line = last_runs(["shop"], Rest("http://127.0.0.1:1", lambda: None))
+    assert line.endswith(end)
+    assert all(name in line for name in gone)
 
 
 def test_all_pages_of_the_dags_are_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ BUNDLES = [
 ]
 _PASSWORDS = "simple_auth_manager_passwords.json.generated"
 _WORKERS = 4
+_SQLITE_WAITS_S = 60
 _PR_SET_PDEATHSIG = 1
 _PATIENCE_S = 15.0
 _LINUX = sys.platform == "linux"
@@ -199,8 +200,13 @@ def _settings(home: str, port: int, stores: str, database: str | None, spark_mas
         "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "30",
         # All processes start at once. By default a task fails that waits 5 s for the busy API server.
         "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": "30",
+        # By default a process waits 5 s for SQLite's one writer: the scheduler of a busy machine ended for good. Both
+        # are said: the environment may name the database of another Airflow.
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db?timeout={_SQLITE_WAITS_S}",
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_ASYNC": f"sqlite+aiosqlite:///{home}/airflow.db?timeout={_SQLITE_WAITS_S}",
     }
     if database:
+        del found["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_ASYNC"]
         found["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"] = database
         if "+psycopg:" in database:  # this driver does both; Airflow would ask for asyncpg
             found["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_ASYNC"] = database

@@ -43,8 +43,10 @@ def runs(stores: Sequence[str], last: Mapping[str, Run]) -> str:
 
 
 def last_runs(stores: Sequence[str], rest: Rest) -> str:
-    """The same, asked for now; Airflow may be busy."""
+    """The same, asked for now; Airflow may be busy. A part of Airflow that ended is named: nothing starts it again."""
     try:
-        return runs(stores, rest.last_runs())
+        line = runs(stores, rest.last_runs())
     except BrokerError as error:
         return f"DAGs: {error}"
+    gone = ", ".join(rest.unhealthy())
+    return f"{line}. No heartbeat of Airflow's {gone}: if it stays so, stop this and start it again" if gone else line
