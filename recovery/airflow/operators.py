@@ -309,7 +309,11 @@ class ParkedOperator(StoreOperator):
         """One entry for each, with what a person needs to decide. Raises AirflowFailException for another `only`."""
         from recovery.jobs import tasks
 
-        only = int(self.only) if self.only not in (None, "", "None") else None
+        try:
+            only = int(self.only) if self.only not in (None, "", "None") else None
+        except ValueError:  # JSON's 1e30 is an integer to the form
+            text = "it is the CommitLog offset of a half message, in digits; nothing was asked"
+            raise AirflowFailException(f"commitlog_offset cannot be {self.only!r:.40}: {text}") from None
         now = time.time_ns() // 1_000_000  # for how long it has been in doubt when the question is put
         found = tasks.parked(self.store_path(), name=self.store, now_ms=now, only=only)
         if only is not None and not found:

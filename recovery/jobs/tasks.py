@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import broker
+from broker.errors import StoreError
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
 from broker.store.disk.store_lock import is_held
@@ -153,10 +154,14 @@ def parked(
     """The parked transactions, longest parked first, each with what a person needs to decide about it.
 
     `name` is what people call the store. `only` is the CommitLog offset of one half message; one that is not parked
-    (any more) is none.
+    (any more) is none. Raises StoreError for a store that another program wrote: no decision could be carried out.
     """
     from recovery.views.overview import overview
 
+    broker.open(path, read_only=True).close()
+    if not os.path.exists(Paths(path).store_json):
+        text = "another program wrote it, and its broker alone can end its transactions: nothing was asked"
+        raise StoreError(f"{path}: {text}. Have one checked again by RocketMQ's resumeCheckHalfMessage", path=path)
     found = overview(path, now_ms, limit=0).parked
     chosen = [one for one in found if only in (None, one.commitlog_offset)][:limit]
     return [

@@ -139,6 +139,8 @@ def test_a_parked_transaction_that_is_none_is_red(tmp_path: Path) -> None:
     ):
         ParkedOperator(task_id="parked", path=str(path), only=str(offset + 1)).execute(context())
     assert ParkedOperator(task_id="parked", path=str(shop(tmp_path / "other", 1))).execute(context()) == []
+    with pytest.raises(AirflowFailException, match=r"commitlog_offset cannot be '1e\+30': .* in digits"):
+        ParkedOperator(task_id="parked", path=str(path), only="1e+30").execute(context())
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,7 @@ def test_a_path_without_a_store_stays_without_one(tmp_path: Path) -> None:
         lambda path: tasks.recover(path, now_ms=1),
         lambda path: tasks.rebuild_table(path, now_ms=1),
         lambda path: tasks.retain(path, now_ms=1, keep="1s"),
+        lambda path: tasks.parked(path, now_ms=1),
     ):
         with pytest.raises(broker.NotAStore):
             work(str(tmp_path / "nothing"))
@@ -304,6 +305,12 @@ def test_nothing_is_written_into_a_store_of_another_program(
     assert tree(path) == before
     assert last_report(str(path)) is not None
     assert list((tmp_path / "state").rglob("verify-latest.json"))
+
+
+def test_nobody_is_asked_about_what_cannot_be_done(golden: Callable[[str], Path]) -> None:
+    """What a broker parked it alone can end: twenty people's answers were red tasks."""
+    with pytest.raises(broker.StoreError, match="its broker alone can end its transactions: nothing was asked"):
+        tasks.parked(str(golden("rocketmq-5.3.3-killed")), now_ms=now_ms())
 
 
 @pytest.mark.parametrize("name", ["rocketmq-3.1.5-killed", "rocketmq-5.3.3-killed"])
