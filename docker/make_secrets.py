@@ -11,6 +11,7 @@ import json
 import secrets
 import sys
 from pathlib import Path
+from typing import Any
 
 DIRECTORY = Path(__file__).parent / "secrets"
 # What goes between Spark's driver, master, workers and executors.
@@ -44,10 +45,30 @@ def wanted(ledger_url: str) -> dict[str, str]:
     }
 
 
+def _held(name: str) -> Any:
+    """What a file of JSON says, nothing where it is not there; a person may have written in it."""
+    path = DIRECTORY / name
+    if not path.exists():
+        return {}
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        sys.exit(f"{path} is not JSON ({error}): correct it, or move it away. Nothing was written")
+
+
+def _check_arguments(arguments: list[str]) -> None:
+    """Whatever is given becomes the password of a connection: one that is not a URL is noticed much later."""
+    if len(arguments) > 1 or not all("://" in one for one in arguments):
+        sys.exit(
+            "usage: python docker/make_secrets.py [LEDGER_URL], which is a SQLAlchemy URL, such as "
+            "postgresql+psycopg://shop:PASSWORD@db/shop. Nothing was written"
+        )
+
+
 def _check_ledger(url: str) -> None:
     """A URL that is given is in the file that is there, or nothing is done: it would be left out without a word."""
     path = DIRECTORY / "connections.json"
-    if path.exists() and json.loads(path.read_text(encoding="utf-8")).get("shop", {}).get("password") != url:
+    if (held := _held(path.name)) and held.get("shop", {}).get("password") != url:
         sys.exit(
             f"{path} is there, and has another ledger, or none: write the URL into it, as password of the connection "
             "shop, or move it and spark.conf away: both are made then. Nothing was written"
@@ -56,9 +77,12 @@ def _check_ledger(url: str) -> None:
 
 def main(arguments: list[str]) -> None:
     """Write the files that are missing, and say how to log in."""
+    arguments = [one for one in arguments if one]  # an empty variable of a shell names no ledger
+    _check_arguments(arguments)
     DIRECTORY.mkdir(exist_ok=True)
     DIRECTORY.chmod(0o700)
     files = wanted(arguments[0] if arguments else "")
+    login = _held("airflow_passwords.json") or json.loads(files["airflow_passwords.json"])
     if arguments:
         _check_ledger(arguments[0])
     for together in TOGETHER:
@@ -75,11 +99,12 @@ def main(arguments: list[str]) -> None:
         path = DIRECTORY / name
         if not path.exists():
             beside = path.with_name(f".{name}.new")  # a run that was killed leaves no half of a secret under its name
+            beside.unlink(missing_ok=True)
             beside.write_text(text, encoding="utf-8")
             beside.chmod(0o444)
             beside.rename(path)
-    login = json.loads((DIRECTORY / "airflow_passwords.json").read_text(encoding="utf-8"))
-    print(f"Airflow: http://127.0.0.1:8080   user admin, password {login['admin']}")
+    for user, password in login.items():
+        print(f"Airflow: http://127.0.0.1:8080   user {user}, password {password}")
     print("The accounts of `checkback serve` are in docker/secrets/plain_acl.yml")
 
 

@@ -135,6 +135,22 @@ def test_the_secrets_are_files_that_the_script_makes(tmp_path: Path) -> None:
     assert not (tmp_path / "secrets/jwt_secret").exists()
 
 
+@pytest.mark.parametrize(
+    ("given", "text"), [(["--help"], "usage: "), (["a://b", "c://d"], "usage: "), (["a://b"], "JSON")]
+)
+def test_what_no_secret_can_be_made_of_is_said(tmp_path: Path, given: list[str], text: str) -> None:
+    """`--help` became the ledger's URL, and a comma that a person left out a traceback."""
+    script = tmp_path / "make_secrets.py"
+    script.write_text((DOCKER / "make_secrets.py").read_text(encoding="utf-8"))
+    (tmp_path / "secrets").mkdir()
+    (tmp_path / "secrets/connections.json").write_text('{"shop": {')
+    done = subprocess.run([sys.executable, script, *given], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert text in done.stderr
+    assert done.stderr.endswith("Nothing was written\n")
+    assert [path.name for path in (tmp_path / "secrets").iterdir()] == ["connections.json"]
+
+
 def test_the_image_has_what_runs_and_no_tools() -> None:
     """Its lock has the same versions as that of the tree, the driver of the database, and nothing for tests."""
 
