@@ -88,7 +88,7 @@ def pending(
         one = damages[0]
         text = f"The CommitLog is damaged in {len(damages)} place(s), first at {one.commitlog_offset} ({one.file}): "
         fail(f"{text}ends may be lost there. Run: checkback verify {store}", CORRUPT)
-    if (short := short_log(found.files, found.end_offset, found.damages)) is not None:
+    if (short := short_log(found.files, found.end_offset, [])) is not None:
         fail(f"{short.file}: {short.text}. Ends may be lost there. Run: checkback verify {store}", CORRUPT)
 
 

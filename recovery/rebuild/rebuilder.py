@@ -89,7 +89,7 @@ def rebuild(
     check_log(Paths(text), disk)
     ours = read_store_file(disk, Paths(text)) is not None
     if not ours and not files.commitlog_bytes:  # a broker that never stored a message
-        _refuse_short(files, 0, [])
+        _refuse_short(files, 0)
         return RebuildReport(text, Generation.NONE.label, 0, 0, 0, ())
     if not apply:
         return _compare(text, disk, lambda: make(text, disk, progress, ours=ours), started)
@@ -142,7 +142,7 @@ class Rebuilding:
             self._read(build, files)
             self._refuse_break(files)
             if self.refuses_short:
-                _refuse_short(files, self._end, self._damages)
+                _refuse_short(files, self._end)
             self._finish(build)
             return self._report(build, files, started, misfits)
         finally:
@@ -184,7 +184,7 @@ class Rebuilding:
             build = self._build(files, self.paths.rebuild)
             try:
                 self._read(build, files)
-                _refuse_short(files, self._end, self._damages, is_alone=True)
+                _refuse_short(files, self._end, is_alone=True)
                 self._finish(build)
                 report = self._report(build, files, started)
                 self._refuse(report, accept)
@@ -356,9 +356,9 @@ class Rebuilding:
             self.disk.remove(self.paths.abort)
 
 
-def _refuse_short(files: StoreFiles, end_offset: int, damages: list[Damage], *, is_alone: bool = False) -> None:
+def _refuse_short(files: StoreFiles, end_offset: int, *, is_alone: bool = False) -> None:
     """A log that lacks its end says nothing about what its queues hold for that end, which a broker may need."""
-    short = short_log(files, end_offset, damages, is_alone=is_alone)
+    short = short_log(files, end_offset, [], is_alone=is_alone)  # damages other than a torn tail were refused before
     if short is not None:
         text = f"{short.file}: {short.text}. What is derived from a log without its end is not better: put the end "
         raise CorruptStore(f"{text}back first; without it, run: checkback salvage {files.path} OUT", path=short.file)

@@ -26,7 +26,8 @@ NEXT_STEPS: dict[str, str] = {
     "segment-size": "put the file back from a backup or a replica. Without one, a segment of the CommitLog: checkback "
     "salvage STORE OUT; any other file is derived: checkback rebuild STORE",
     "corrupt-region": _SALVAGE,
-    "torn-tail": "nothing: the broker cuts it when it starts; where every write is flushed it was never acknowledged",
+    "torn-tail": "nothing, unless log-short is listed, too: then it held records that were acknowledged. The broker "
+    "cuts it when it starts; where every write is flushed it was never acknowledged",
     "crc-mismatch": _SALVAGE,
     "record-implausible": f"the byte is one that no CRC covers, or no broker wrote the record: {_LOOK}",
     "files-missing": _DERIVED,

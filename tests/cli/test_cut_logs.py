@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from broker.errors import CorruptStore
+from recovery.rebuild.rebuilder import rebuild
 from tests.cli.command import command
 from tests.cli.readable import long_store, run, segments
 from tests.scan.small_broker import V5
@@ -45,6 +47,24 @@ def test_the_end_of_the_log_is_missing(without: str, tmp_path: Path, capsys: pyt
         short = f"{cause['text']}. What is derived from a log without its end"
         assert (short if is_there else "the log is not there (no segment)") in ran.err
     assert sorted({*store.rglob("*"), store / "lock"}) == before
+
+
+def test_the_end_of_the_log_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Encrypted, or overwritten, up to the end: a torn tail by its bytes, but the queues name whole records in it."""
+    store = long_store(tmp_path)
+    last = segments(store)[-1]
+    last.write_bytes(b"\xa5" * last.stat().st_size)
+    before = {path: path.stat().st_mtime_ns for path in store.rglob("*")}
+    causes = json.loads(run(capsys, "verify", store, "--json").out)["causes"]
+    texts = {cause["kind"]: cause["text"] for cause in causes}
+    assert sorted(texts) == ["log-short", "torn-tail"]
+    for verb in ("pending", "rebuild"):
+        ran = run(capsys, verb, store)
+        assert (ran.code, len(ran.err.splitlines())) == (4, 1)
+        assert texts["log-short"] in ran.err
+    with pytest.raises(CorruptStore, match="the log ends at"):
+        rebuild(store, apply=True, broker_is_stopped=True, still_s=0)
+    assert {path: path.stat().st_mtime_ns for path in store.rglob("*")} == before
 
 
 @pytest.mark.parametrize("more", range(10))

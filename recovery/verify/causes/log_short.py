@@ -34,9 +34,10 @@ class DerivedEnds:
 def short_log(files: StoreFiles, end_offset: int, damages: Iterable[Damage], *, is_alone: bool = False) -> Cause | None:
     """What shows that a log that was read to `end_offset` lacks its end; None when nothing does.
 
-    Not what lies in one of the `damages` of the log: they explain it. None for a store that a broker is writing, too:
-    what its queues name may have been appended since the log was read; `is_alone` says that none is, as who has the
-    lock knows. Derived files that cannot be read show nothing; `verify` says that they cannot.
+    Not what lies in one of `damages`, which the caller reports: they explain it. A torn tail that is passed over as
+    what a crash leaves is not one of them: a queue names whole records only. None for a store that a broker is writing,
+    too: what its queues name may have been appended since the log was read; `is_alone` says that none is, as who has
+    the lock knows. Derived files that cannot be read show nothing; `verify` says that they cannot.
     """
     if files.watermark is not None:
         return None
