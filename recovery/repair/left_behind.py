@@ -10,6 +10,7 @@ from broker.store.read.inventory import CONFIG_IN_ROCKSDB, Inventory
 from broker.store.read.kinds.rocksdb import INSTALL, missing_extra
 from broker.store.read.kinds.rocksdb_config import READ
 from recovery.repair.queue_gaps import Gap
+from recovery.repair.salvage_config import CopiedConfig
 
 # Directories with what only their broker can read; the file beside which there must be more for it to matter.
 _ONLY_THERE = (
@@ -36,13 +37,14 @@ def check_config(contents: Inventory, *, without_config: bool) -> None:
     raise NotUnderstood(text, path=place)
 
 
-def left_behind(contents: Inventory, config: Sequence[str], *, is_lossy: bool) -> list[str]:
-    """A sentence for each thing that the new store lacks; `config` are the files that were copied."""
+def left_behind(contents: Inventory, config: CopiedConfig, *, is_lossy: bool) -> list[str]:
+    """A sentence for each thing that the new store lacks."""
     sentences = []
     names = _of_clients(contents)
     if names:
         places = ", ".join(f"config/{name}" for name in names)
         sentences.append(f"{places}: {_held(names)} are in RocksDB and were NOT copied")
+    sentences += [f"config/{name} cannot be read, and was NOT copied" for name in config.unreadable]
     for prefix, beside, why in _ONLY_THERE:
         if contents.holds(prefix, beside=beside) and (prefix != "rocksdbstore/" or _is_filled(contents)):
             sentences.append(f"{prefix.rstrip('/')} was NOT copied: {why}")
@@ -51,7 +53,7 @@ def left_behind(contents: Inventory, config: Sequence[str], *, is_lossy: bool) -
             sentences.append(f"{path.rstrip('/')} was NOT copied: checkback does not know it")
         elif kind is not None and path.startswith(("dledger-", "tiered")):
             sentences.append(f"{path.rstrip('/')} was NOT copied: {kind.name}")
-    if is_lossy and "lmqConsumerOffset.json" in config:
+    if is_lossy and "lmqConsumerOffset.json" in config.copied:
         sentences.append(
             "lmqConsumerOffset.json was copied as it is: behind a loss, groups of light queues may skip messages"
         )

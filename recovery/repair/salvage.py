@@ -190,7 +190,9 @@ class _Salvage:
         finally:
             self._log.close()
             self._judgement.close()
-        report.config, report.positions_lowered = copy_config(self._files.path, self._directory, report.queues)
+        config = copy_config(self._files.path, self._directory, report.queues)
+        report.config, report.positions_lowered = config.copied, config.positions_lowered
+        report.left_behind = left_behind(self._contents, config, is_lossy=bool(report.lost))
         self._finish()
         return report
 
@@ -284,7 +286,6 @@ class _Salvage:
     def _finish(self) -> None:
         """The files that belong to the store as a whole."""
         report = self._report
-        report.left_behind = left_behind(self._contents, report.config, is_lossy=bool(report.lost))
         report.left_out = sorted(set(os.listdir(self._files.path)) - _COPIED)
         with open(os.path.join(self._directory, "abort"), "xb"):
             pass

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from broker.errors import CorruptRecord, StoreError
@@ -15,34 +15,56 @@ from broker.format import config
 from broker.format.topics import SCHEDULE_TOPIC
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
-from broker.store.read.kinds.rocksdb_config import TABLES, read_config_database
+from broker.store.read.kinds.rocksdb_config import TABLES, damaged_config_databases, read_config_database
 from recovery.repair.queue_gaps import Gap, lowered
 
 _SUFFIX, _BACKUP = ".json", ".json.bak"
 
 
-def copy_config(store: str, out: str, gaps: Sequence[Gap]) -> tuple[list[str], int]:
-    """Copy config/*.json; returns the names, and how many positions were lowered for queue offsets that are gone."""
+@dataclass(slots=True)
+class CopiedConfig:
+    """Names below config/ that were copied, and that could not be read; how many positions were lowered."""
+
+    copied: list[str] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
+    positions_lowered: int = 0
+
+
+def copy_config(store: str, out: str, gaps: Sequence[Gap]) -> CopiedConfig:
+    """Copy config/*.json, with positions lowered for queue offsets that are gone."""
     disk, directory = Disk(), os.path.join(store, "config")
     try:
-        present = {entry.name for entry in disk.entries(directory) if entry.is_file}
-        in_rocksdb = {name: read_config_database(name, Paths(store), disk) for name in TABLES}
+        present = {entry.name for entry in disk.entries(directory) if entry.is_file and entry.size}
+        damaged = damaged_config_databases(Paths(store), disk)
     except StoreError:
-        return [], 0
+        return CopiedConfig()
+    result = CopiedConfig(unreadable=sorted(map(os.path.basename, damaged)))
+    in_rocksdb = _in_rocksdb(Paths(store), disk)
     wanted = {name.removesuffix(".bak") for name in present if name.endswith((_SUFFIX, _BACKUP))}
     wanted |= {name for name, raw in in_rocksdb.items() if raw is not None}
-    copied, changed = [], 0
     for name in sorted(wanted):
         raw = in_rocksdb.get(name) or _readable(disk, directory, name, present)
         if raw is None:
+            result.unreadable.append(name)
             continue
         raw, count = _adjusted(name, raw, gaps)
         os.makedirs(os.path.join(out, "config"), exist_ok=True)
         with open(os.path.join(out, "config", name), "xb") as file:
             file.write(raw)
-        copied.append(name)
-        changed += count
-    return copied, changed
+        result.copied.append(name)
+        result.positions_lowered += count
+    return result
+
+
+def _in_rocksdb(paths: Paths, disk: Disk) -> dict[str, bytes | None]:
+    """What the RocksDBs that can be read hold."""
+    found: dict[str, bytes | None] = {}
+    for name in TABLES:
+        try:
+            found[name] = read_config_database(name, paths, disk)
+        except StoreError:  # damaged
+            found[name] = None
+    return found
 
 
 def _readable(disk: Disk, directory: str, name: str, present: set[str]) -> bytes | None:

@@ -26,7 +26,7 @@ from broker.store.disk.store_lock import is_held
 from broker.store.read.detect import check_is_store
 from broker.store.read.directory import StoreDirectory
 from broker.store.read.inventory import kind_of
-from broker.store.read.kinds.rocksdb_config import read_config_database
+from broker.store.read.kinds.rocksdb_config import damaged_config_databases, read_config_database
 from broker.store.read.kinds.rocksdb_queues import RocksDBQueues, queue_database
 from broker.store.read.layout import read_engine, read_layout
 from broker.store.read.segments import Listing, Segment, SegmentDamage, damages_of, is_base, segment_size
@@ -294,9 +294,10 @@ class StoreFiles:
         """
         for name, decode in CONFIGS.items():
             yield from self._damaged(self._directory.paths.config(name), decode)
+        for database, error in damaged_config_databases(self._directory.paths, self.disk).items():
+            yield Finding("file-damaged", 0, str(error), database)
         yield from check_store_file(self.disk, self._directory.paths)
-        newest_ms, known = self._newest_ms(last_store_ms), self._queues_end(stored_ms)
-        path = self.checkpoint
+        path, newest_ms, known = self.checkpoint, self._newest_ms(last_store_ms), self._queues_end(stored_ms)
         yield from self._damaged(path, lambda raw: check_checkpoint(raw, newest_ms, self.index_headers(), known))
 
     def _queues_end(self, stored_ms: Callable[[int], int | None]) -> Callable[[int, int], bool]:
@@ -323,10 +324,8 @@ class StoreFiles:
         """What the files of the index say of themselves, in order."""
         headers = []
         for segment in self.index:
-            try:
+            with contextlib.suppress(Missing, CorruptRecord):
                 headers.append(IndexHeader.unpack_from(segment.read(0, HEADER_SIZE)))
-            except (Missing, CorruptRecord):
-                continue
         return headers
 
     def _damaged(self, path: str, decode: object) -> Iterator[Finding]:

@@ -345,3 +345,20 @@ def test_a_lost_half_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[
     flip(tmp_path / "store", half.commitlog_offset + 4, V5.segment_size)
     ran = command(capsys, "salvage", tmp_path / "store", tmp_path / "out")
     assert "1 half message of these: a 5.x broker" in ran.out
+
+
+def test_a_table_that_cannot_be_read_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Topics and positions are in no record: without them something was lost."""
+    made = build(V5, tmp_path / "store")
+    made.configure({"Orders": 4}, ["shop"], {"Orders@shop": {0: 1}})
+    store = made.write(tmp_path / "other")
+    for name in ("topics.json", "consumerOffset.json"):
+        (store / "config" / name).write_bytes(b"\xa5 encrypted")
+        (store / "config" / f"{name}.bak").unlink(missing_ok=True)
+    (store / "config" / "empty.json").touch()  # RocketMQ takes it for one that is not there
+    ran = command(capsys, "salvage", store, tmp_path / "out")
+    assert (ran.code, ran.err) == (1, "")
+    for name in ("topics.json", "consumerOffset.json"):
+        assert f"config/{name} cannot be read, and was NOT copied" in ran.out
+    assert "empty.json" not in ran.out
+    assert "Nothing was lost" not in ran.out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import gc
 import hashlib
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -225,3 +226,18 @@ def test_salvage_makes_json_of_the_configuration(
     with broker.open(path, read_only=True) as before, broker.open(out, read_only=True) as after:
         assert after.topic_configs() == before.topic_configs()
         assert after.consumer_offsets().positions == before.consumer_offsets().positions
+
+
+def test_a_damaged_rocksdb_of_the_configuration_is_named(
+    store: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By a verification, and by a salvage, which copies what the other RocksDBs hold."""
+    path = store("rocketmq-5.3.3-rocksdb")
+    for table in (path / "config" / "topics").glob("*.sst"):
+        os.truncate(table, 500)
+    findings = verify(path).findings
+    assert [(one.kind, one.file) for one in findings] == [("file-damaged", str(path / "config" / "topics"))]
+    ran = command(capsys, "salvage", path, tmp_path / "out")
+    assert (ran.code, "config/topics cannot be read, and was NOT copied" in ran.out) == (1, True)
+    assert "No message was lost." in ran.out
+    assert sorted(os.listdir(tmp_path / "out" / "config"))[1] == "consumerOffset.json"

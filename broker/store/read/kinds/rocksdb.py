@@ -180,7 +180,7 @@ def _opened(path: str, view: str) -> tuple[Any, dict[str, Any]]:
 
 
 def _damaged(path: str, view: str, error: Exception) -> CorruptStore:
-    reason = str(error).replace(view, path)
+    reason = " ".join(str(error).replace(view, path).split())  # RocksDB breaks its lines
     text = f"{path} cannot be read as a RocksDB: {reason}. Its own broker may repair or build it again"
     return CorruptStore(text, path=path)
 

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from broker.errors import CorruptStore
 from broker.format import config
 from broker.format.kinds import rocksdb_config as layout
 from broker.store.disk.files import Disk
@@ -44,6 +45,19 @@ def read_config_database(name: str, paths: Paths, disk: Disk) -> bytes | None:
                 version = config.loads(raw) if raw else _FIRST_VERSION
                 return json.dumps({"dataVersion": version, table: rows}).encode()
     return None
+
+
+def damaged_config_databases(paths: Paths, disk: Disk) -> dict[str, CorruptStore]:
+    """Each RocksDB of the configuration that cannot be read as what it should be, with the reason."""
+    damaged: dict[str, CorruptStore] = {}
+    for name, (own, _, _) in TABLES.items():
+        found = [path for path in map(paths.config, (own, *SHARED)) if is_rocksdb(path, disk)]
+        if found and found[0] not in damaged:
+            try:
+                read_config_database(name, paths, disk)
+            except CorruptStore as error:
+                damaged[found[0]] = error
+    return damaged
 
 
 def _rows_of_own(database: RocksDB, own: str) -> Iterator[tuple[str, Any]]:
