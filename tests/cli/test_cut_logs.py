@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from broker.errors import CorruptStore
+from broker.format.consumequeue import UNIT_SIZE
 from recovery.rebuild.rebuilder import rebuild
 from tests.cli.command import command
 from tests.cli.readable import long_store, run, segments
@@ -65,6 +66,29 @@ def test_the_end_of_the_log_cannot_be_read(tmp_path: Path, capsys: pytest.Captur
     with pytest.raises(CorruptStore, match="the log ends at"):
         rebuild(store, apply=True, broker_is_stopped=True, still_s=0)
     assert {path: path.stat().st_mtime_ns for path in store.rglob("*")} == before
+
+
+@pytest.mark.parametrize("what", ["a bit of an index header", "a unit"])
+def test_a_damaged_derived_file_does_not_say_that_the_log_is_short(
+    what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What it names behind the end of the log was never there: rebuild mends it, as verify says."""
+    store = tmp_path / "store"
+    build(V5, store)
+    if what == "a unit":
+        path = max((store / "consumequeue" / "Orders").rglob("0*"))
+        at, damage = 0, b"\x11" * UNIT_SIZE
+        while any(path.read_bytes()[at + UNIT_SIZE : at + 2 * UNIT_SIZE]):
+            at += UNIT_SIZE
+    else:
+        path = max((store / "index").iterdir())
+        at, damage = 27, bytes([path.read_bytes()[27] ^ 1])  # of end_commitlog_offset, which is then 4 GiB further
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(damage)
+    report = json.loads(run(capsys, "verify", store, "--json").out)
+    assert (report["ok"], report["causes"]) == (False, [])
+    assert [run(capsys, verb, store).code for verb in ("pending", "rebuild")] == [0, 1]
 
 
 @pytest.mark.parametrize("more", range(10))

@@ -6,29 +6,33 @@ record before it writes what is derived from it.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from broker.errors import StoreError
+from broker.errors import CorruptRecord, StoreError
 from broker.format.commitlog import BLANK_SIZE
 from broker.format.framing import FrameKind, frame
-from recovery.findings import Cause
+from broker.store.disk.files import Missing
+from recovery.findings import Cause, Findings
 from recovery.scan.scanner import Damage
 from recovery.scan.store_files import StoreFiles
+from recovery.verify.index_files import open_index
 from recovery.verify.live_writes import is_live
+
+_FARTHEST = 1 << 50  # no log is so long: what a damaged unit names
 
 
 @dataclass(frozen=True, slots=True)
 class DerivedEnds:
-    """The CommitLog offsets of the last records that the derived files name; -1 where they name none."""
+    """The CommitLog offsets of the last records that the derived files name; -1 where they name none.
+
+    `last` is the later one, of files that are not damaged themselves.
+    """
 
     queues: int = -1
     index: int = -1
-
-    @property
-    def last(self) -> int:
-        """The later of the two."""
-        return max(self.queues, self.index)
+    last: int = -1
 
 
 def short_log(files: StoreFiles, end_offset: int, damages: Iterable[Damage], *, is_alone: bool = False) -> Cause | None:
@@ -59,8 +63,8 @@ def short_by(files: StoreFiles, end_offset: int, ends: DerivedEnds) -> Cause | N
 
 
 def derived_ends(files: StoreFiles) -> DerivedEnds:
-    """What the last units of the ConsumeQueues and the last file of the index name: a read for each queue."""
-    queues = -1
+    """What the last units of the ConsumeQueues and the files of the index name: a read or two for each."""
+    queues = last = -1
     for topic, queue_id in files.queues():
         units = files.queue_units(topic, queue_id)
         low, high = units.begin, units.end
@@ -68,8 +72,20 @@ def derived_ends(files: StoreFiles) -> DerivedEnds:
             middle = (low + high) // 2
             low, high = (middle + 1, high) if units.read(middle, 1)["size"][0] > 0 else (low, middle)
         if low > units.begin:
-            queues = max(queues, int(units.read(low - 1, 1)["commitlog_offset"][0]))
-    return DerivedEnds(queues, max((header.end_commitlog_offset for header in files.index_headers()), default=-1))
+            named = int(units.read(low - 1, 1)["commitlog_offset"][0])
+            queues, last = max(queues, named), max(last, named if named < _FARTHEST else -1)
+    index = max((header.end_commitlog_offset for header in files.index_headers()), default=-1)
+    return DerivedEnds(queues, index, max(last, _index_end(files)))
+
+
+def _index_end(files: StoreFiles) -> int:
+    """The last record that the index names, both in a header, which one bit may change, and in the item it counts."""
+    last = -1
+    for file in open_index(files.index, Findings()):
+        with contextlib.suppress(Missing, CorruptRecord):
+            if file.used and file.read(file.used, 1)["commitlog_offset"][0] == file.header.end_commitlog_offset:
+                last = max(last, file.header.end_commitlog_offset)
+    return last
 
 
 def _text(files: StoreFiles, end_offset: int, ends: DerivedEnds) -> str:
