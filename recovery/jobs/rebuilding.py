@@ -139,7 +139,7 @@ def _lines(path: str, differences: Sequence[Difference]) -> list[str]:
     lines = []
     for one in differences:
         where = os.path.relpath(one.directory, path)
-        lines.append(f"- {_PARTS[one.part]} {code(where)}: {one.count} {one.kind}, the first is number {one.first}")
+        lines.append(f"- {_PARTS[one.part]} {code(where)}: {one.text}")
         for change in one.slots[:SHOWN]:
             states = f"there it is {_STATES.get(change.live)}, the CommitLog says {_STATES.get(change.made)}"
             lines.append(f"    - slot {change.slot}: {states}. {_transaction(path, change.commitlog_offset)}")

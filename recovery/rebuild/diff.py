@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,7 @@ DIFFERENCES: dict[str, str] = {
     "missing": "the live file lacks it",
     "extra": "the live file has it, and no record says it",
     "different": "the live file says something else",
+    "size": "the live file was cut, or is longer than the others are: a broker does not start with it",
     "chains": "the items are right, but the live file's chains, slots or header do not agree with them",
 }
 
@@ -67,8 +69,15 @@ class Difference:
             "part": self.part, "kind": self.kind, "count": self.count, "directory": self.directory, "first": self.first,
         }  # fmt: skip
 
+    @property
+    def text(self) -> str:
+        """What differs, without the directory."""
+        if self.kind == "size":
+            return f"{self.count} with the wrong file size, the first begins with number {self.first}"
+        return f"{self.count} {self.kind}, the first is number {self.first}"
+
     def __str__(self) -> str:
-        return f"{self.directory}: {self.count} {self.kind}, the first is number {self.first}"
+        return f"{self.directory}: {self.text}"
 
 
 def differences(build: Build, live: StoreFiles, disk: Disk, end: int) -> list[Difference]:
@@ -97,7 +106,7 @@ def differences(build: Build, live: StoreFiles, disk: Disk, end: int) -> list[Di
         ours = UnitFile(listing_of(disk, build.paths.state_table), SLOT)
         settled = _SettledLater(now)
         found += _of_units("statetable", live.table, ours, now.slot_units(), kept, settled)
-    return found + list(_of_index(build, now, disk, end))
+    return [*found, *_of_index(build, now, disk, end), *_of_sizes(build, now)]
 
 
 class _SettledLater:
@@ -119,6 +128,20 @@ class _SettledLater:
         if explained.any():
             explained &= is_settled_by(rows, later_ends(self._live))
         return np.asarray(explained)
+
+
+def _of_sizes(build: Build, live: StoreFiles) -> Iterator[Difference]:
+    """Files that were cut, by directory; what they hold may be right."""
+    wrong: dict[str, list[int]] = {}
+    for one in live.wrong_sizes():
+        if one.kind == "segment-size":
+            wrong.setdefault(os.path.dirname(one.file), []).append(int(os.path.basename(one.file)))
+    for part, directory, _ in build.parts():
+        unit_bytes = (SLOT if part == "statetable" else UNIT).itemsize
+        for place, bases in wrong.items():
+            if place == directory or place.startswith(f"{directory}{os.sep}"):
+                first = 0 if part == "index" else min(bases) // unit_bytes
+                yield Difference(part, "size", len(bases), place, first)
 
 
 def _of_units(

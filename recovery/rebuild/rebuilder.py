@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -377,11 +378,12 @@ def sizes_of(files: StoreFiles, disk: Disk) -> StoreLayout:
     file = read_store_file(disk, Paths(files.path))
     if file is not None:
         return file.layout
-    queues = [files.queue(topic, queue_id).segment_size for topic, queue_id in files.queues()]
+    queues = Counter(one.size for queue in files.queues() for one in files.queue(*queue).segments)
     held = open_index(files.index, Findings())
     slots, items = (held[0].slots, held[0].items) if held else (index.SLOT_COUNT, index.ITEM_COUNT)
     segment_bytes = files.commitlog.segment_size
-    queue_bytes = max(queues, key=queues.count, default=0) or consumequeue.FILE_SIZE
+    # Of sizes that are as frequent the largest, as in `StoreFiles.wrong_sizes`: the other is of a file that was cut.
+    queue_bytes = max(queues, key=lambda size: (queues[size], size), default=0) or consumequeue.FILE_SIZE
     table_bytes = files.state_table.segment_size or statetable.FILE_SIZE
     redo_bytes = files.redo_log.segment_size or redolog.FILE_SIZE
     try:

@@ -309,3 +309,18 @@ def test_nothing_to_do_where_no_message_was_ever_stored(tmp_path: Path) -> None:
     (tmp_path / "store" / "commitlog").mkdir(parents=True)
     assert rebuild(tmp_path / "store").ok
     assert rebuild(tmp_path / "store", apply=True, broker_is_stopped=True, still_s=0).ok
+
+
+@pytest.mark.parametrize("queue", ["0", "1"])
+def test_a_queue_file_that_was_cut_gets_its_size_back(queue: str, kind_store: Callable[[str], Path]) -> None:
+    """Its units are right, but no broker starts with it; the whole file beside it is not made as short."""
+    path = kind_store("rocketmq-5.5.0-default")
+    files = sorted(path.glob("consumequeue/Plain/*/0*"))
+    before = [file.read_bytes() for file in files]
+    cut = path / "consumequeue" / "Plain" / queue / files[0].name
+    os.truncate(cut, len(before[0]) // 2)
+    assert [one.kind for one in verify(path).findings] == ["segment-size"]
+    assert [(one.kind, one.directory) for one in rebuild(path).differences] == [("size", str(cut.parent))]
+    rebuild(path, apply=True, broker_is_stopped=True)
+    assert [file.read_bytes() for file in files] == before
+    assert verify(path).ok
