@@ -61,6 +61,9 @@ AllParked = Annotated[bool, Option("--all-parked", help="All parked transactions
 Topic = Annotated[str | None, Option("--topic", metavar="TOPIC", help="With --all-parked: only of this topic.")]
 Group = Annotated[str | None, Option("--group", metavar="GROUP", help="With --all-parked: only of this group.")]
 Why = Annotated[str, Option("--why", metavar="TEXT", help="The reason; stored in the end record.")]
+PerTopic = Annotated[
+    int | None, Option(min=1, metavar="N", help="Query at most N transactions of one topic per round.")
+]
 
 
 def check_back(
@@ -74,9 +77,7 @@ def check_back(
     config: Config = None,
     catalog: CatalogUrl = None,
     limit: Annotated[int, Option(min=1, metavar="N", help="Query at most N transactions per round.")] = 10_000,
-    per_topic: Annotated[
-        int | None, Option(min=1, metavar="N", help="Query at most N transactions of one topic per round.")
-    ] = None,
+    per_topic: PerTopic = None,
     every: Annotated[str | None, Option(metavar="TIME", help="Repeat, for example every 30s.")] = None,
     keep_ledger: Annotated[
         str, Option(metavar="TIME", help="Remove ledger rows that are older and no longer needed.")

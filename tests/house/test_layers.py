@@ -156,7 +156,7 @@ OUTSIDE = {
         "recovery.moving.ledger_carry": "binds the ledger to the cluster",
         "recovery.airflow.operating": "reads the database of Airflow",
         "recovery.jobs.checks": "whether the databases of the settings answer",
-        "recovery.cli.checkback": "a ledger that does not answer is left for the next time",
+        "recovery.checkback.ledger_retention": "a ledger that does not answer is left for the next time",
     },
     "tenacity": {
         "recovery.checkback.ledger_resolver": "a database that is briefly away",
