@@ -4,8 +4,8 @@
     replay("orders.jsonl", "shop.store")           appends them, in the order of the file
 
 Each is a new message, with a new unique key; the property CHECKBACK_REPLAY_OF names the one that it repeats. How far a
-run came is kept in FILE.replayed: killed between an append and its note, it sends one message twice. Of two runs of a
-file at once the second is refused.
+run came is kept in FILE.replayed: killed (SIGKILL) between an append and its note, it sends one message twice. Of two
+runs of a file at once the second is refused.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 import broker
 from broker.errors import MessageRejected, StoreError, StoreLocked
 from broker.store.disk.os_errors import explained, not_written
+from recovery.interrupts import interrupts_later
 from recovery.views.messages.export import exported
 
 REPLAY_OF = "CHECKBACK_REPLAY_OF"
@@ -86,9 +87,10 @@ def replay(file: str, store: str, topic: str = "", progress: Progress = lambda _
             message = _renewed(one.message, one.message_id, topic)
             known = opened.topic_configs().topics.get(message.topic)
             queues = known.write_queue_count if known is not None else 1
-            opened.append(message, queue_id=one.queue_id % max(queues, 1))
+            with interrupts_later():  # after a Ctrl-C between the two the next run would send it again
+                opened.append(message, queue_id=one.queue_id % max(queues, 1))
+                notes.write(number + 1)
             sent += 1
-            notes.write(number + 1)
             progress(sent, plan.total)
     return replace(plan, sent=sent)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -65,6 +66,27 @@ def test_of_two_exports_to_one_file_the_second_to_end_is_refused(
 
 def sent(store: str, topic: str) -> int:
     return len(list(find(store, Query(topic=topic))))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_between_a_message_and_its_note_sends_nothing_twice(
+    store: str, file: str, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    def interrupted(self: broker.LiveStore, *args: Any, **options: Any) -> Any:
+        stored = undisturbed(self, *args, **options)
+        signal.raise_signal(number)
+        return stored
+
+    undisturbed, before = broker.LiveStore.append, signal.signal(number, signal.default_int_handler)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(broker.LiveStore, "append", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                replay(file, store, "again")
+    finally:
+        signal.signal(number, before)
+    assert replay(file, store, "again").sent == MESSAGES - 1
+    assert sent(store, "again") == MESSAGES
 
 
 def test_the_next_step_names_the_other_topic(store: str, file: str, capsys: pytest.CaptureFixture[str]) -> None:
