@@ -17,6 +17,7 @@ from broker.remoting.codes import RequestCode as Code
 from broker.remoting.codes import ResponseCode as Answer
 from broker.store.read.commitlog import CommitLog
 from tests.server.conftest import Connect, Serve
+from tests.server.processes import await_true
 from tests.server.wire_client import json_of, records_of, sending
 
 
@@ -164,6 +165,23 @@ def test_a_batch_is_stored_whole_or_not_at_all(serve: Serve, connect: Connect, s
     end = store.visible_end
     assert client.request(Code.SEND_BATCH_MESSAGE, sending("orders", 1), two[:-1]).code == Answer.SYSTEM_ERROR
     assert store.visible_end == end
+
+
+def test_a_pull_that_waits_gets_nothing_once_its_group_is_paused(
+    serve: Serve, connect: Connect, store: broker.LiveStore
+) -> None:
+    """It was answered with what came later, for as long as it waited."""
+    server = serve()
+    client = connect(server)
+    client.publish("orders", b"x")
+    client.heartbeat(consumer="billing", topics={"orders": "*"})
+    waits = client.pull("billing", "orders", 1, hold_ms=20_000)
+    await_true(lambda: len(server.held) == 1)
+    store.pause_group("billing")
+    await_true(lambda: server.context.groups.is_paused("billing"))
+    client.publish("orders", b"late")
+    answer = client.answer(waits)
+    assert (answer.code, answer.body) == (Answer.NO_PERMISSION, b"")
 
 
 def test_each_message_of_a_batch_keeps_its_flag(serve: Serve, connect: Connect) -> None:

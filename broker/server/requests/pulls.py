@@ -48,6 +48,7 @@ TEXT_MAX, TEXT_OF_CONNECTION_MAX = 16 << 20, 1 << 20  # characters of their expr
 EXPRESSION_MAX = 64 << 10  # characters
 _SHORT = 1024  # characters that the event loop parses, once
 _KEPT = 64  # characters that a pull keeps of what was parsed
+_NEW = -1  # in place of the end that was seen: none yet
 _LEASED = 1 << 63  # in place of the end that was seen: another has the queue, whatever comes into it
 
 _STATUS = {
@@ -140,16 +141,19 @@ def _begun(request: Request, header: PullMessageRequestHeader, wanted: Wanted, s
     hold_s = min(header.suspend_timeout_ms / 1000, _HOLD_MAX_S) if header.sys_flag & PULL_SUSPEND else 0.0
     if len(header.subscription or "") + len(header.expression_type or "") > _KEPT:
         header = replace(header, subscription=None, expression_type=None)
-    return Held(request, header, wanted, size, time.monotonic() + max(hold_s, 0.0), -1)
+    return Held(request, header, wanted, size, time.monotonic() + max(hold_s, 0.0), _NEW)
 
 
 def look(context: ServerContext, held: Held, *, cached_only: bool = False) -> RemotingCommand | Held:
     """The answer to a pull, or the pull again when it is to wait on.
 
-    With `cached_only` raises NotCached. Raises StoreError when the store was closed while the pull waited.
+    With `cached_only` raises NotCached. Raises StoreError when the store was closed while the pull waited, and Refused
+    when its group was paused, or its topic deleted.
     """
     context.store.writer.check_open()
     header = held.header
+    if held.seen_end != _NEW:
+        _check(context, header)
     first, end = queue_range(context.store, header.topic, header.queue_id, cached_only=cached_only)
     moved = context.positions.take_reset(
         header.consumer_group, header.topic, header.queue_id
