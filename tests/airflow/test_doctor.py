@@ -38,6 +38,16 @@ def test_each_thing_that_is_wrong_has_a_next_step(looked_after: Callable[..., No
 
 
 @pytest.mark.usefixtures("database")
+def test_who_answers_is_asked_of_our_own_stores(
+    looked_after: Callable[..., None], tmp_path: Path, golden: Callable[[str], Path]
+) -> None:
+    """Of a store of RocketMQ no ledger is wanted: its broker checks back."""
+    looked_after(shop={"path": shop(tmp_path / "shop", orders=1)}, theirs={"path": golden("rocketmq-3.1.5-killed")})
+    found = [one.what for one in examine(run_s=0) if "nobody is named who answers" in one.what]
+    assert found == ["shop: nobody is named who answers for its transactions"]
+
+
+@pytest.mark.usefixtures("database")
 def test_alerts_that_lead_nowhere_are_found(
     looked_after: Callable[..., None], api_server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

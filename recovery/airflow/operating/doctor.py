@@ -9,6 +9,7 @@ sees each store's directory: this one, a worker and the triggerer (by the DAG `c
 from __future__ import annotations
 
 import json
+import os
 import time
 import urllib.error
 import urllib.request
@@ -21,6 +22,7 @@ from urllib.parse import urlsplit
 import airflow
 
 from broker.errors import BrokerError
+from broker.store.disk.paths import Paths
 from recovery.airflow.hook import CheckbackHook, http_address, spark_connection, with_secrets
 from recovery.airflow.operating.sight import why_not_seen
 from recovery.airflow.operating.standing import standing_of
@@ -159,7 +161,8 @@ def _store(store: StoreSettings) -> Iterator[Examined]:
         return
     yield Examined(OK, f"{store.name}: {sentence} ({took_ms:.0f} ms)")
     yield from _copy(store, str(asked["path"]))
-    if not store.copy and not any(asked.get(name) for name in ("ledger", "resolver", "resolvers")):
+    is_ours = os.path.exists(Paths(str(asked["path"])).store_json)  # else its broker checks back
+    if is_ours and not store.copy and not any(asked.get(name) for name in ("ledger", "resolver", "resolvers")):
         step = "give its settings a ledger_connection, a ledger or a resolver"
         yield Examined(WARN, f"{store.name}: nobody is named who answers for its transactions", step)
     why = why_not_seen(str(asked["path"]))
