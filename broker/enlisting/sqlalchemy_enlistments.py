@@ -33,6 +33,7 @@ class SessionEnlistment(Enlistment):
         self.session_commits = False  # since Session.before_commit
         self.ledgers: list[Ledger] = []  # whose checks passed
         self.was_in_transaction = False
+        self.was_ended_unseen = False  # by a COMMIT or ROLLBACK that SQLAlchemy did not send
         self.session: weakref.ref[Session] | None = None  # whose it is
         self._connection = None if connection is None else weakref.ref(connection)
         self._root: weakref.ref[RootTransaction] | None = None
@@ -67,6 +68,11 @@ class SessionEnlistment(Enlistment):
         """Whether the driver must have a transaction open: it had, or a row was inserted."""
         return self.was_in_transaction or any(branch.is_inserted for branch in self.branches)
 
+    def look(self, connection: Connection) -> None:
+        """Note that the driver's transaction has ended, before the next statement begins another one."""
+        if not self.was_ended_unseen and self.has_begun:
+            self.was_ended_unseen = in_transaction(connection) is False
+
     def run(self, work: Callable[[], _T]) -> _T:
         """Run what waits for the disk; of an async session not on its event loop."""
         return in_a_thread(work) if self.is_async else work()
@@ -93,9 +99,16 @@ def check_before_commit(connection: Connection) -> None:
         raise TransactionError(f'{text}. A listener of "commit" that sends has to be there before the producer is made')
 
 
-def check_still_open(enlistment: SessionEnlistment, connection: Connection) -> None:
-    """Raises TransactionError when the database's transaction ended without SQLAlchemy."""
-    if enlistment.has_begun and in_transaction(connection) is False:
+def check_still_open(enlistment: SessionEnlistment, connection: Connection, *, rows_decide: bool = False) -> None:
+    """Raises TransactionError when the database's transaction ended without SQLAlchemy.
+
+    With `rows_decide` not where all rows had been inserted: whether they are there says how it ended.
+    """
+    enlistment.look(connection)
+    if not enlistment.was_ended_unseen:
+        return
+    has_rows = all(branch.is_inserted for branch in enlistment.branches)
+    if not (rows_decide and has_rows and in_transaction(connection)):
         raise TransactionError(
             "the transaction was ended by a COMMIT or ROLLBACK that went past the session: roll the session back, and "
             "end transactions by session.commit() and session.rollback() alone"

@@ -222,7 +222,7 @@ def _sealed(connection: Connection) -> SessionEnlistment | None:
         raise TransactionError(f"{text}. Call session.commit()")
     if not enlistment.is_durable:
         enlistment.run(enlistment.wait_durable)
-    check_still_open(enlistment, connection)
+    check_still_open(enlistment, connection, rows_decide=True)
     enlistment.seal(connection)
     return enlistment
 
@@ -281,7 +281,8 @@ def _on_rollback(connection: Connection) -> None:
 def _roll_back(connection: Connection, enlistment: SessionEnlistment) -> None:
     """ROLLBACK, and make sure that it was one: a COMMIT could have gone past the session."""
     if not any(branch.is_inserted for branch in enlistment.branches):
-        if enlistment.was_in_transaction and in_transaction(connection) is False:
+        enlistment.look(connection)
+        if enlistment.was_ended_unseen:
             enlistment.run(lambda: enlistment.park("a COMMIT or ROLLBACK went past the session"))
         connection.dialect.do_rollback(connection.connection)
         enlistment.run(enlistment.rolled_back)
@@ -313,13 +314,15 @@ def _after_sqlite_statement(connection: Connection, *_: object) -> None:
 def _on_statement(
     connection: Connection, _cursor: object, statement: str, parameters: object, *_: object
 ) -> tuple[str, object]:
-    """Refuse to end the transaction in SQL: SQLAlchemy would not know of it."""
+    """Refuse to end the transaction in SQL: SQLAlchemy would not know of it. Where it was ended, note that in time."""
+    enlistment = of_connection.get(connection)
+    if enlistment is not None and enlistment.stage is Stage.ACTIVE:
+        enlistment.look(connection)
     ends = _ENDS.match(statement)
     if ends is None and connection.dialect.name in ("mysql", "mariadb"):
         ends = _MYSQL_COMMITS.match(statement)
     if ends is None:
         return statement, parameters
-    enlistment = of_connection.get(connection)
     if enlistment is not None and enlistment.is_open and not enlistment.is_stale(connection):
         raise TransactionError(
             f"{' '.join(ends.group().split())} in SQL would go past the messages of the transaction: call commit(), "

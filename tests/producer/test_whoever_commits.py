@@ -9,6 +9,8 @@ import gc
 from collections.abc import Iterator
 
 import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 import broker
@@ -17,7 +19,7 @@ from broker.errors import TransactionError
 from broker.local_transaction import SessionTransaction
 from broker.transaction.events import BY
 from tests.producer import commit_cases, failure_cases
-from tests.producer.desk import Case, Desk, desk_of, kinds
+from tests.producer.desk import INSERT, Case, Desk, desk_of, kinds
 
 KINDS = kinds(["sqlite", "postgres", "mariadb"], ["sqlite", "postgres"], half_op=["sqlite"])
 
@@ -103,6 +105,48 @@ def test_what_comes_after_a_commit_by_the_driver_is_refused(desk: Desk) -> None:
     if not desk.shop.ledger.holds_a_lock:
         _decide_by_hand(desk, transaction)
     assert desk.judge() == ({1}, {1})
+
+
+def test_a_statement_between_hides_no_commit_by_the_driver(desk: Desk) -> None:
+    """It begins the driver's next transaction. A send that joined it was delivered with those before the COMMIT."""
+    desk.next_case()
+    with Session(desk.engine) as session:
+        transaction = desk.producer.begin_transaction(session)
+        desk.buy(session, 1, through=transaction)
+        _commit_by_the_driver(session)
+        desk.save(session, 2)
+        with pytest.raises(TransactionError, match="went past the session"):
+            desk.announce(session, 2)
+        session.rollback()
+    if not desk.shop.ledger.holds_a_lock:
+        _decide_by_hand(desk, transaction)
+    assert desk.judge() == ({1}, {1})
+
+
+def test_a_rollback_by_sqlite_leaves_no_message_without_its_order(desk: Desk) -> None:
+    """It may be a conflict's, a trigger's or a full disk's. Who catches the error and commits saves only what follows.
+
+    Nobody knows here that it was no COMMIT, so a person decides.
+    """
+    if desk.shop.ledger.holds_a_lock:
+        pytest.skip("SQLite's own")
+    desk.next_case()
+    with Session(desk.engine) as session:
+        transaction = desk.producer.begin_transaction(session)
+        desk.buy(session, 1, through=transaction)
+        again = INSERT.text.replace("INSERT", "INSERT OR ROLLBACK")
+        with pytest.raises(IntegrityError):
+            session.execute(text(again), {"id": desk.first + 1})
+        desk.save(session, 2)
+        with pytest.raises(TransactionError, match="went past the session"):
+            session.commit()
+    assert desk.there() == (set(), set())
+    (half,) = transaction.halves
+    client = desk.shop.backend.client
+    if isinstance(client, broker.LiveStore):
+        client.transactions.rollback(half, extra_properties={BY: "a person"})
+    else:
+        client.half_messages.rollback(half)
 
 
 def test_check_back_is_faster_than_a_commit_on_sqlite(desk: Desk) -> None:
