@@ -21,7 +21,7 @@ from broker.app.handler_runs import HandlerRuns, RunOutcome
 from broker.app.handlers import Handler, HandlerGroup
 from broker.app.retry import GiveUp, Redeliver, reason_of
 from broker.consuming.once import one_transaction
-from broker.consuming.processing import AsyncProcessing, Processing
+from broker.consuming.processing import AsyncProcessing, Processing, check_note, check_note_async
 from broker.database.dedup import Processed
 from broker.errors import BodyError, BrokerError, TransactionError
 from broker.log_fields import event
@@ -197,6 +197,7 @@ class Execution:
                 return
             with _noting(settlement), one_transaction(session, handler.name), self._app.entered(session):
                 _call(handler, value, message, session)
+                check_note(session, settlement, message)
 
     async def _in_async_transaction(
         self, handler: Handler, settlement: Settlement, value: Any, message: ReceivedMessage
@@ -213,6 +214,7 @@ class Execution:
                 return
             with _noting(settlement), one_transaction(session.sync_session, handler.name), self._app.entered(session):
                 await self._call_async(handler, value, message, session)
+                await check_note_async(session, settlement, message)
 
     async def _alone_async(self, handler: Handler, _: Settlement, value: Any, message: ReceivedMessage) -> None:
         await self._call_async(handler, value, message, None)

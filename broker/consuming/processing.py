@@ -7,7 +7,7 @@ import contextlib
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
-from broker.consuming.once import InProcess, check_session
+from broker.consuming.once import InProcess, check_session, was_ended_unseen
 from broker.database.arguments import OnlyAsyncWith, OnlyWith
 from broker.database.dedup import Processed
 from broker.errors import TransactionError
@@ -33,6 +33,21 @@ def _note(session: Session, consumer: Acknowledges, message: ReceivedMessage) ->
     """Note that the group processes a message; False when it did so before."""
     check_session(session, consumer.processed.rows)
     return consumer.processed.first_time(session, consumer.group, message)
+
+
+def check_note(session: Session, consumer: Acknowledges, message: ReceivedMessage) -> None:
+    """Before COMMIT: raises TransactionError where the note is gone, and with it what was done before."""
+    if was_ended_unseen(session) and consumer.processed.first_time(session, consumer.group, message):
+        raise TransactionError(
+            "the transaction that notes the message was rolled back past its session, by the driver's rollback() or by "
+            "SQLite, as for INSERT OR ROLLBACK: raise the error of such a statement again, or leave OR ROLLBACK out"
+        )
+
+
+async def check_note_async(session: AsyncSession, consumer: Acknowledges, message: ReceivedMessage) -> None:
+    """The same of an async session."""
+    if was_ended_unseen(session.sync_session):
+        await session.run_sync(check_note, consumer, message)
 
 
 def _undo(session: Session) -> None:
@@ -109,6 +124,7 @@ class Processing(OnlyWith):
             return isinstance(failed, Exception)
         if failed is None:
             try:
+                check_note(self._session, self._consumer, self._message)
                 self._session.commit()
             except Exception:  # perhaps it did commit: the row will tell when the message comes again
                 _undo(self._session)
@@ -160,6 +176,7 @@ class AsyncProcessing(OnlyAsyncWith):
             return isinstance(failed, Exception)
         if failed is None:
             try:
+                await check_note_async(self._session, self._consumer, self._message)
                 await self._session.commit()
             except Exception:
                 await _undo_async(self._session)

@@ -38,7 +38,7 @@ from broker.enlisting.sqlalchemy_rows import in_transaction, is_driver_in_transa
 from broker.errors import TransactionError, UnknownOutcome
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection, Engine
+    from sqlalchemy import Connection, Engine, RootTransaction
     from sqlalchemy.engine.interfaces import DBAPIConnection
     from sqlalchemy.orm import Session
     from sqlalchemy.orm import SessionTransaction as OrmTransaction
@@ -61,6 +61,7 @@ _IN_PARTS = re.compile(
 
 _watched: weakref.WeakSet[Engine] = weakref.WeakSet()
 _held: weakref.WeakKeyDictionary[Connection, str] = weakref.WeakKeyDictionary()  # and why it does not commit
+_ended_unseen: weakref.WeakSet[RootTransaction] = weakref.WeakSet()  # of those that were held
 _watching = threading.Lock()
 _watches_sessions: list[bool] = []  # not empty when it does
 
@@ -126,6 +127,11 @@ def hold(connections: Iterable[Connection], why: str) -> Iterator[None]:
     finally:
         for one in held:
             _held.pop(one, None)
+
+
+def has_ended_unseen(connection: Connection) -> bool:
+    """Whether a COMMIT or ROLLBACK that SQLAlchemy did not send ended the transaction of a connection that was held."""
+    return connection.get_transaction() in _ended_unseen or in_transaction(connection) is False
 
 
 def _before_commit(session: Session) -> None:
@@ -318,6 +324,8 @@ def _on_statement(
     enlistment = of_connection.get(connection)
     if enlistment is not None and enlistment.stage is Stage.ACTIVE:
         enlistment.look(connection)
+    if connection in _held and in_transaction(connection) is False and (root := connection.get_transaction()):
+        _ended_unseen.add(root)
     ends = _ENDS.match(statement)
     if ends is None and connection.dialect.name in ("mysql", "mariadb"):
         ends = _MYSQL_COMMITS.match(statement)

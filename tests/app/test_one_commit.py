@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import URL, create_engine, text
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 import broker
@@ -100,6 +101,22 @@ def test_a_handler_that_commits_past_its_session_and_fails(app: broker.App, comm
     with app.workers():
         until(lambda: charged(app.engine))
     assert charged(app.engine) == [1]
+
+
+def test_a_handler_whose_database_rolled_back_behind_an_error_that_it_caught(app: broker.App) -> None:
+    """Its message was acknowledged, and its effects were gone. The dead letter states why."""
+
+    @app.on("orders", group="billing", retry=broker.Retry(0))
+    def charge(placed: Placed, session: Session) -> None:
+        session.execute(text("INSERT INTO charges VALUES (1, 7)"))
+        with contextlib.suppress(IntegrityError):
+            session.execute(text("INSERT OR ROLLBACK INTO charges VALUES (1, 8)"))
+
+    place(app, "lamp")
+    with app.workers():
+        until(lambda: list(dead_letters(app.store, "billing")))
+    (letter,) = dead_letters(app.store, "billing")
+    assert "rolled back past its session" in letter.why
 
 
 def test_a_forgotten_await_in_a_block(app: broker.App) -> None:

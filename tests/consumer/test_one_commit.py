@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import URL, Engine, create_engine, text
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
@@ -210,6 +211,64 @@ def test_an_async_block_ends_nothing_itself(consumer: Consumer, engine: Engine, 
         with pytest.raises(TransactionError, match="the block of process"):  # noqa: PT012
             async with AsyncSession(made) as session, consumer.process(taken(consumer), session):
                 await getattr(session, act)()
+                await session.execute(CHARGE)
+        await made.dispose()
+
+    asyncio.run(run())
+    work(consumer, engine)
+    assert charges(engine) == 1
+
+
+def roll_back_in_sqlite(session: Session) -> None:
+    """By the conflict of a statement, whose error is swallowed."""
+    session.execute(text("CREATE UNIQUE INDEX IF NOT EXISTS each_once ON charges (id)"))
+    session.execute(CHARGE)
+    with contextlib.suppress(IntegrityError):
+        session.execute(text("INSERT OR ROLLBACK INTO charges VALUES (1)"))
+
+
+def roll_back_by_the_driver(session: Session) -> None:
+    session.execute(CHARGE)
+    raw = session.connection().connection.dbapi_connection
+    assert raw is not None
+    raw.rollback()
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+@pytest.mark.parametrize("roll_back", [roll_back_in_sqlite, roll_back_by_the_driver])
+def test_a_rollback_past_the_session_acknowledges_nothing(
+    consumer: Consumer, engine: Engine, roll_back: Callable[[Session], None], goes_on: bool
+) -> None:
+    """It takes the note and the effects. What the block does next is in another transaction, and hides that."""
+    with pytest.raises(TransactionError, match="rolled back past its session"), Session(engine) as session:  # noqa: PT012, SIM117
+        with consumer.process(taken(consumer), session):
+            roll_back(session)
+            if goes_on:
+                session.execute(CHARGE)
+    assert charges(engine) == 0
+    work(consumer, engine)
+    assert charges(engine) == 1
+
+
+def test_a_commit_by_the_driver_keeps_the_note(consumer: Consumer, engine: Engine) -> None:
+    """Nothing can stop it. The message was processed, and what follows is saved by the block's own end."""
+    with Session(engine) as session, consumer.process(taken(consumer), session):
+        session.execute(CHARGE)
+        raw = session.connection().connection.dbapi_connection
+        assert raw is not None
+        raw.commit()
+        session.execute(CHARGE)
+    work(consumer, engine)
+    assert charges(engine) == 2
+
+
+def test_a_rollback_past_an_async_session_acknowledges_nothing(consumer: Consumer, engine: Engine) -> None:
+    made = create_async_engine(engine.url.set(drivername="sqlite+aiosqlite"))
+
+    async def run() -> None:
+        with pytest.raises(TransactionError, match="rolled back past its session"):  # noqa: PT012
+            async with AsyncSession(made) as session, consumer.process(taken(consumer), session):
+                await session.run_sync(roll_back_in_sqlite)
                 await session.execute(CHARGE)
         await made.dispose()
 
