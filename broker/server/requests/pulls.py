@@ -287,6 +287,8 @@ def _parsed(text: str, kind: str, sql92: bool) -> Wanted:
                     ResponseCode.SYSTEM_ERROR, "The broker does not support consumer to filter message by SQL92"
                 )
             return Wanted(Selection(), Expression.parse(text))
+        if kind != "TAG":
+            raise SyntaxFault(f"an expression is of the type TAG or SQL92, not {kind!r:.40}")
         return Wanted(Selection.parse(text or "*"))
     except (MessageRejected, SyntaxFault) as error:
         raise Refused(
