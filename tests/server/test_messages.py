@@ -209,6 +209,18 @@ def test_positions_are_the_stores_own(serve: Serve, connect: Connect, store: bro
     assert client.request(Code.UPDATE_CONSUMER_OFFSET, unknown).code == Answer.SUBSCRIPTION_GROUP_NOT_EXIST
 
 
+@pytest.mark.usefixtures("each_engine")
+@pytest.mark.parametrize("waits_for", [{"TRAN_MSG": "true", "PGROUP": "shop"}, {"DELAY": "18"}])
+def test_what_is_not_delivered_is_not_sent_back(serve: Serve, connect: Connect, waits_for: dict[str, str]) -> None:
+    """Its copy was delivered to the group that named its place, whatever became of a transaction."""
+    client = connect(serve())
+    client.heartbeat(consumer="billing", topics={"orders": "*"})
+    sent = client.publish("orders", b"x", UNIQ_KEY="K", **waits_for)
+    back = {"group": "billing", "offset": int(sent.ext["msgId"][16:], 16), "delayLevel": 0}
+    answer = client.request(Code.CONSUMER_SEND_MSG_BACK, back)
+    assert (answer.code, answer.remark) == (Answer.SYSTEM_ERROR, f"look message by offset failed, {back['offset']}")
+
+
 def test_what_is_sent_back_comes_again_and_is_given_up(serve: Serve, connect: Connect) -> None:
     client = connect(serve(delay_levels=" ".join(["1s"] * 18)))
     client.heartbeat(consumer="billing", topics={"orders": "*"})

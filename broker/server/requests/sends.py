@@ -16,11 +16,11 @@ from broker import observing
 from broker.consuming.redelivery import sent_back
 from broker.errors import CorruptRecord, MessageRejected, ProtocolError
 from broker.format import properties as names
-from broker.format.commitlog import MESSAGE_SIZE_MAX
+from broker.format.commitlog import MESSAGE_SIZE_MAX, Record
 from broker.format.config import PERM_INHERIT, PERM_READ, PERM_WRITE, TopicConfig
 from broker.format.java import Host, encode_message_id
 from broker.format.record.body import begins_as
-from broker.format.sysflag import compression
+from broker.format.sysflag import TransactionType, compression, transaction_type
 from broker.format.topics import (
     AUTO_CREATE_TOPIC,
     DLQ_PREFIX,
@@ -206,7 +206,7 @@ def send_back(context: ServerContext, request: Request) -> Stored:
     if config is None:
         raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {header.group}")
     record = record_at(context.store, header.commitlog_offset)
-    if record is None:
+    if record is None or not _is_delivered(record):
         raise Refused(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.commitlog_offset}")
     retries_max = config.retry_max_times
     requested = header.max_reconsume_times
@@ -217,6 +217,12 @@ def send_back(context: ServerContext, request: Request) -> Stored:
         ensure_topic(context, topic)
     (placed,) = context.store.writer.append([made], wait=False)
     return Stored(request.answer(), placed.end)
+
+
+def _is_delivered(record: Record) -> bool:
+    """Whether consumers may have a message: its copy is delivered. RocketMQ copies half messages, too."""
+    is_kept = record.topic in SEND_REFUSED_TOPICS  # half, parked, or delayed
+    return not is_kept and transaction_type(record.sys_flag) in (TransactionType.NONE, TransactionType.COMMIT)
 
 
 def ensure_topic(context: ServerContext, topic: str) -> None:
