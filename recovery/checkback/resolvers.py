@@ -9,6 +9,7 @@ RocketMQ asks a connected producer of the group: DefaultMQProducerImpl.checkTran
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import time
@@ -19,6 +20,7 @@ from typing import Any
 
 from broker.enlisting.ledger_key import LEDGER_KEY
 from broker.errors import BrokerError
+from broker.message import ReceivedMessage
 from broker.transaction.service import Half
 from recovery.checkback.protocol import Answer, Outcome, Question, Resolver, meaning
 from recovery.checkback.time_limit import ANSWER_WITHIN_S, TimedOut, TimeLimit, ask_each, key_of
@@ -77,15 +79,28 @@ class CallableResolver:
     def _one(self, question: Question) -> Answer:
         try:
             message = question.message()
-            answer = self._limit.run(lambda: self._callback(message), key_of(question.half))
+            return self._limit.run(lambda: self._answer(message), key_of(question.half))
         except TimedOut as error:
             return Answer(Outcome.DOWN, str(error)[:_WHY_SIZE])
-        except Exception as error:  # noqa: BLE001 - whatever the application raises, it did not say
-            return Answer(Outcome.UNKNOWN, f"{self._name} raised {type(error).__name__}: {error}"[:_WHY_SIZE])
-        outcome = meaning(answer)
-        if outcome is None:
-            return Answer(Outcome.UNKNOWN, f"{self._name} answered {answer!r:.80}, which means nothing")
+        except Exception as error:  # noqa: BLE001 - a message that cannot be read: nobody says how it ended
+            return self._raised(error)
+
+    def _answer(self, message: ReceivedMessage) -> Answer:
+        """What the function says of a message, in the thread in which it is called."""
+        try:
+            value = self._callback(message)
+            outcome = meaning(value)
+            if outcome is None:
+                return Answer(Outcome.UNKNOWN, f"{self._name} answered {value!r:.80}, which means nothing")
+        except BaseException as error:  # noqa: BLE001 - whatever the application raises, an exit as well, it did not say
+            return self._raised(error)
         return Answer(outcome, f"{self._name} answered {outcome.value}")
+
+    def _raised(self, error: BaseException) -> Answer:
+        why = f"{self._name} raised {type(error).__name__}"
+        with contextlib.suppress(Exception):  # of an error that cannot say itself
+            why = f"{why}: {error}"
+        return Answer(Outcome.UNKNOWN, why[:_WHY_SIZE])
 
 
 def _imported(name: str) -> Any:

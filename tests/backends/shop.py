@@ -109,7 +109,7 @@ def announce(producer: Producer, transaction: SessionTransaction, number: int, t
     producer.send(broker.Message(topic, b"%d" % number, keys=[str(number)]), transaction)
 
 
-def raiser(error: Exception) -> Callable[..., NoReturn]:
+def raiser(error: BaseException) -> Callable[..., NoReturn]:
     """A function that takes anything and raises this."""
 
     def raises(*_: object, **__: object) -> NoReturn:

@@ -18,6 +18,7 @@ from recovery.checkback import resolvers
 from recovery.checkback.http_resolver import HttpResolver
 from recovery.checkback.protocol import Answer, Outcome, Question
 from recovery.checkback.resolvers import Breaker, CallableResolver, Router
+from tests.backends.shop import raiser
 from tests.checkback.shop import open_store
 
 
@@ -63,13 +64,32 @@ def test_a_callable_gets_the_message(question: Question) -> None:
     assert seen == [(b"order 4711", ("4711",))]
 
 
-def test_a_callable_that_raises_does_not_know(question: Question) -> None:
-    def broken(_message: object) -> None:
-        raise ZeroDivisionError("no")
+class Mute(Exception):
+    """An error that cannot say itself."""
 
-    answer = one(CallableResolver(broken), question)
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("no"), SystemExit(0), KeyboardInterrupt(), Mute()])
+def test_a_callable_that_raises_does_not_know(question: Question, error: BaseException) -> None:
+    """An exit, as of a command that it calls, ended the verb with the code of a success, and a service's thread."""
+    answer = one(CallableResolver(raiser(error)), question)
     assert answer.outcome is Outcome.UNKNOWN
-    assert "ZeroDivisionError" in answer.why
+    assert type(error).__name__ in answer.why
+
+
+class Odd:
+    """A value that is neither compared nor shown."""
+
+    def __hash__(self) -> int:
+        raise RuntimeError
+
+    __repr__ = __str__ = __hash__  # type: ignore[assignment]
+
+
+def test_a_callable_whose_value_cannot_be_shown_does_not_know(question: Question) -> None:
+    assert one(CallableResolver(lambda _message: Odd()), question).outcome is Outcome.UNKNOWN
 
 
 def was_saved(_message: object) -> str:

@@ -107,6 +107,25 @@ def test_a_half_message_without_a_binding_is_committed_by_its_row_and_never_roll
         assert comes_to(backend, [b"paid"], 1)
 
 
+def test_a_resolver_that_exits_does_not_know_and_is_asked_again(
+    backend: Connected, cluster: broker.LiveCluster
+) -> None:
+    """As by a command that it calls: the exit ended the thread in which the client reads and sends."""
+    said = iter([SystemExit(0), KeyboardInterrupt()])
+
+    def resolver(_message: broker.ReceivedMessage) -> str:
+        if (error := next(said, None)) is not None:
+            raise error
+        return "commit"
+
+    cluster.create_topic("orders")
+    producer = cluster.producer("exits", topics=["orders"], resolver=resolver)
+    transaction = producer.begin_transaction()
+    producer.send(broker.Message("orders", b"left"), transaction)
+    transaction.leave()
+    assert comes_to(backend, [b"left"])
+
+
 def test_another_database_decides_nothing(
     backend: Connected, cluster: broker.LiveCluster, ledger: broker.Ledger, foreign: Foreign, path: Path, tmp_path: Path
 ) -> None:

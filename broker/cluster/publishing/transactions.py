@@ -138,8 +138,8 @@ class ClusterTransactions(HalfMessageService):
                     error,
                     extra=event("check-unanswered", **fields_of_half(half)),
                 )
-            except Exception as error:  # noqa: BLE001 - whatever it raises, it did not say how it ended
-                _log.warning(
+            except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - it did not say how it ended
+                _log.warning(  # an exit of its own would end this client's event loop
                     "%s: the resolver failed with %s: %s",
                     half.message_id,
                     type(error).__name__,
