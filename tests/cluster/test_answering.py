@@ -17,13 +17,17 @@ import pytest
 from sqlalchemy import Engine, create_engine
 
 import broker
+from broker.cluster.publishing.cluster_destination import answers_of
 from broker.database.ledger_binding import LEDGER_BINDING
 from broker.enlisting.ledger_key import LEDGER_KEY, new_key
 from broker.errors import BrokerError
 from broker.remoting.codes import RequestCode
+from broker.transaction.events import TransactionState
+from broker.transaction.service import LocalTransactionState
 from recovery.answering import cluster_evidence
 from recovery.answering.group_answering import answering, bind, for_producers, rebind
 from recovery.checkback.ledgers.proof import WrongLedger
+from recovery.checkback.protocol import Outcome, meaning
 from tests.backends.clusters import Connected
 from tests.cli.command import process
 from tests.cluster.conftest import ONE_ENGINE, Buy
@@ -105,6 +109,24 @@ def test_a_half_message_without_a_binding_is_committed_by_its_row_and_never_roll
     with answering(cluster, "shop", [ledger]) as answerer:
         assert awaited(lambda: answerer.report.committed and answerer.report.unknown, backend.soon_s)
         assert comes_to(backend, [b"paid"], 1)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        *LocalTransactionState, *TransactionState, *Outcome, "commit", "committed", "commit_message", "rollback",
+        "rolled back", "rollback_message", "unknow", "running", " Commit ", "ROLLBACK_MESSAGE", "perhaps", None, 8, [],
+    ],
+)  # fmt: skip
+def test_a_resolver_is_understood_as_check_back_of_a_store_understands_it(said: object) -> None:
+    """The same program runs over both: what its resolver says must not mean "unknown" in one of them."""
+    states = {
+        Outcome.COMMITTED: LocalTransactionState.COMMIT_MESSAGE,
+        Outcome.ROLLED_BACK: LocalTransactionState.ROLLBACK_MESSAGE,
+    }
+    check = answers_of(None, lambda _: said)
+    expected = states.get(meaning(said) or Outcome.UNKNOWN, LocalTransactionState.UNKNOW)
+    assert check(Mock(spec=broker.Half), Mock()) is expected
 
 
 def test_a_resolver_that_exits_does_not_know_and_is_asked_again(

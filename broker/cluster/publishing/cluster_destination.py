@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,10 +28,11 @@ if TYPE_CHECKING:
     from broker.database.bound_ledger import BoundLedger
 
 _ID_SIZE = 32  # of the column store_id
-_WORDS = {state.value: state for state in LocalTransactionState}
-_STATES = {
-    TransactionState.COMMITTED: LocalTransactionState.COMMIT_MESSAGE,
-    TransactionState.ROLLED_BACK: LocalTransactionState.ROLLBACK_MESSAGE,
+_COMMIT, _ROLLBACK = LocalTransactionState.COMMIT_MESSAGE, LocalTransactionState.ROLLBACK_MESSAGE
+_STATES = {TransactionState.COMMITTED: _COMMIT, TransactionState.ROLLED_BACK: _ROLLBACK}
+_DECISIONS: dict[object, LocalTransactionState] = {  # as check-back of a store takes them: recovery.checkback.protocol
+    **dict.fromkeys((int(TransactionState.COMMITTED), "commit", "committed", "commit_message"), _COMMIT),
+    **dict.fromkeys((int(TransactionState.ROLLED_BACK), "rollback", "rolled back", "rollback_message"), _ROLLBACK),
 }
 
 
@@ -168,11 +170,12 @@ def answers_of(ledger: BoundLedger | None, resolver: Any) -> Check:
 
 
 def _meant(answer: object) -> LocalTransactionState:
-    if isinstance(answer, LocalTransactionState):
-        return answer
-    if isinstance(answer, TransactionState):
-        return _STATES.get(answer, LocalTransactionState.UNKNOW)
-    return _WORDS.get(str(answer).lower(), LocalTransactionState.UNKNOW)
+    """What an answer of an application stands for, whichever enumeration or word it took."""
+    value = answer.value if isinstance(answer, enum.Enum) else answer
+    if isinstance(value, str):
+        value = value.lower().strip()
+    found = _DECISIONS.get(value) if isinstance(value, str | int) else None
+    return found or LocalTransactionState.UNKNOW
 
 
 def _batched(message: Message, unique_key: str) -> bytes:
