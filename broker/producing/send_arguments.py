@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Iterable
 from datetime import datetime, timedelta
-from inspect import getattr_static
+from inspect import getattr_static, iscoroutinefunction
 from typing import NamedTuple, cast
 
 from broker.database.bound_ledger import BoundLedger
@@ -35,6 +35,7 @@ def check_producer(group: object, ledger: object, resolver: object) -> None:
     if ledger is not None and not isinstance(ledger, BoundLedger):
         text = "a producer's ledger is a broker.Ledger, store.producer(ledger=broker.Ledger(engine))"
         raise TransactionError(f"{text}, not {shown(ledger)}")
+    check_sync(getattr(resolver, _ASK, resolver), "a producer's resolver")
     own = getattr_static(resolver, _ASK, None)
     is_usable_class = isinstance(own, staticmethod | classmethod)
     if resolver is None or (callable(getattr(resolver, _ASK, resolver)) and not isinstance(resolver, type)):
@@ -42,6 +43,12 @@ def check_producer(group: object, ledger: object, resolver: object) -> None:
     if not is_usable_class:
         text = f"a producer's resolver is a function of a message, or an object with {_ASK}(message)"
         raise TransactionError(f"{text}, not {shown(resolver)}")
+
+
+def check_sync(function: object, what: str) -> None:
+    """Raises TransactionError for a coroutine function: nobody would await what it returns, which says nothing."""
+    if iscoroutinefunction(function):
+        raise TransactionError(f"{what} is called by a thread without an event loop: make it a plain def, not async")
 
 
 class SendOptions(NamedTuple):

@@ -21,6 +21,7 @@ from typing import Any
 from broker.enlisting.ledger_key import LEDGER_KEY
 from broker.errors import BrokerError
 from broker.message import ReceivedMessage
+from broker.producing.send_arguments import check_sync
 from broker.transaction.service import Half
 from recovery.checkback.protocol import Answer, Outcome, Question, Resolver, meaning
 from recovery.checkback.time_limit import ANSWER_WITHIN_S, TimedOut, TimeLimit, ask_each, key_of
@@ -70,6 +71,7 @@ class CallableResolver:
         asked = getattr(value, "check_local_transaction", value)
         if not callable(asked) or isinstance(asked, BuiltinFunctionType):  # as os:system, which knows no transaction
             raise BrokerError(f"{name} is not a function of an application and has no check_local_transaction")
+        check_sync(asked, name)
         return cls(value, name, answer_within_s=answer_within_s)
 
     def ask(self, questions: Sequence[Question], now_ms: int) -> list[Answer]:  # noqa: ARG002 - it has its own clock

@@ -75,6 +75,7 @@ MISTAKES: dict[str, Call] = {
     "a resolver that is a number": lambda store: store.producer("shop", topics=["a"], resolver=5),
     "a resolver by name": lambda store: store.producer("shop", topics=["a"], resolver="answer"),
     "a resolver that answers nothing": lambda store: store.producer("shop", topics=["a"], resolver=object()),
+    "a resolver that is async": lambda store: store.producer("shop", topics=["a"], resolver=answer_async),
     "the class of a resolver": lambda store: store.producer("shop", topics=["a"], resolver=Answer),
     "the class of a ledger": lambda store: store.producer("shop", topics=["a"], ledger=broker.Ledger),
     "topics of bytes": lambda store: store.producer("shop", topics=b"orders", resolver=print),
@@ -173,6 +174,10 @@ OF_A_CONSUMER: dict[str, Call] = {
     "acknowledge all of nothing": lambda consumer: consumer.ack_all(None),
     "acknowledge all of a text": lambda consumer: consumer.ack_all("x"),
 }
+
+
+async def answer_async(_message: broker.ReceivedMessage) -> str:
+    return "commit"
 
 
 class Answer:

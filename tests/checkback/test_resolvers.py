@@ -110,6 +110,16 @@ def test_a_dotted_path_is_loaded(question: Question) -> None:
     assert one(CallableResolver.load(f"{here}:Listener"), question).outcome is Outcome.ROLLED_BACK
 
 
+async def was_saved_async(_message: object) -> str:
+    return "commit"
+
+
+def test_an_async_function_is_refused() -> None:
+    """Nobody awaits it: each answer would be "unknown", until all that was asked about is parked."""
+    with pytest.raises(BrokerError, match="make it a plain def, not async"):
+        CallableResolver.load(f"{__name__}:was_saved_async")
+
+
 @pytest.mark.parametrize(
     "name", ["nowhere:f", "recovery.checkback.policy:nothing", "recovery.checkback.policy:PRESETS", "no-such-entry"]
 )
