@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar, cast
+from urllib.parse import urlsplit
 
 from broker import observing
 from broker.errors import BrokerError
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from broker.telemetry.spans import Spans
 
 _SCOPE = "checkback"
+_HOST = re.compile(r"[^\s/?#]+")
 _Receiver = TypeVar("_Receiver", bound=Receiver)
 _Service = TypeVar("_Service", bound=HalfMessageService)
 
@@ -119,9 +122,10 @@ def export_to(url: str, *, service: str) -> Callable[[], None]:
     """Switch on, and send the spans to an OTLP collector over HTTP: `http://127.0.0.1:4318`.
 
     Returns what flushes and ends it; it is also called at the process's exit. A collector that does not answer costs
-    its spans and delays nothing. Raises BrokerError for an address that is none, or without OpenTelemetry's SDK.
+    its spans, and the end of the process 10 s (OTEL_EXPORTER_OTLP_TIMEOUT); it delays nothing else. Raises BrokerError
+    for an address that is none, or without OpenTelemetry's SDK.
     """
-    if not url.startswith(("http://", "https://")):
+    if not _is_address(url):
         raise BrokerError(f"{url!r} is not the address of an OTLP collector, such as http://127.0.0.1:4318")
     provider = _provider(url, service)
     switch_on(provider)
@@ -131,6 +135,16 @@ def export_to(url: str, *, service: str) -> Callable[[], None]:
         provider.shutdown()
 
     return close
+
+
+def _is_address(url: str) -> bool:
+    """Whether a URL names a host, and no port that cannot be: the exporter would say so at the end, when spans go."""
+    try:
+        parts = urlsplit(url)
+        is_host = _HOST.fullmatch(parts.hostname or "") is not None
+        return parts.scheme in ("http", "https") and is_host and parts.port != 0
+    except ValueError:  # a port that is not a number, or above 65535
+        return False
 
 
 def _provider(url: str, service: str) -> TracerProvider:

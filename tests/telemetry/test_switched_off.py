@@ -86,8 +86,12 @@ def test_without_opentelemetry_there_is_one_sentence(tmp_path: Path) -> None:
     assert done.stdout == "BrokerError telemetry needs opentelemetry: install checkback with its extra 'telemetry'\n"
 
 
-def test_an_address_that_is_none() -> None:
+@pytest.mark.parametrize(
+    "url", ["127.0.0.1:4318", "http://", "http://:4318", "http://127.0.0.1:99999", "http://host:otlp", "http://a b"]
+)
+def test_an_address_that_is_none(url: str) -> None:
+    """The exporter would say so when it sends the first spans, to standard error."""
     from broker import telemetry
 
     with pytest.raises(BrokerError, match="is not the address of an OTLP collector"):
-        telemetry.export_to("127.0.0.1:4318", service="web")
+        telemetry.export_to(url, service="web")
