@@ -74,7 +74,7 @@ def write_transaction_files(
         written = _manifest(inspected, results, path, out, started)
         _complete(filesystem, directory, results, written)
     except BaseException as error:
-        with suppress(FileNotFoundError):  # it may be the directory that could not be made
+        with suppress(OSError):  # it may be the directory that could not be made: that error counts
             filesystem.delete_dir(directory)
         if isinstance(error, OSError) and error.errno in FULL:  # PyArrow's names no file
             raise not_written(OSError(error.errno, os.strerror(error.errno)), out) from error

@@ -42,6 +42,15 @@ def test_nothing_is_written_into_a_store(capsys: pytest.CaptureFixture[str], gol
         assert (ran.code, "lies in the store" in ran.err, out.exists()) == (2, True, False)
 
 
+def test_a_directory_that_cannot_be_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], golden: Callable[[str], Path]
+) -> None:
+    """It said that it cannot be deleted."""
+    (tmp_path / "file").touch()
+    ran = command(capsys, "transactions", golden(STORE), tmp_path / "file" / "out")
+    assert (ran.code, "Cannot create directory" in ran.err, "delete" in ran.err) == (2, True, False)
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
