@@ -76,6 +76,8 @@ def test_a_commitlog_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "commitlog").mkdir()
     (tmp_path / "commitlog" / "notes.txt").touch()
     assert "(notes.txt) is named as a segment is, by 20 digits" in sentence(tmp_path)
+    (tmp_path / "commitlog" / f"{0:020}.gz").touch()
+    assert sentence(tmp_path).endswith("are read by `transactions` and by `verify --spark` alone")
 
 
 def test_an_empty_commitlog_is_a_store(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from broker.store.read.segments import NAME_DIGITS
 _DLEDGER = "dledger-"  # RocketMQ: DLedgerConfig.getDataStorePath
 _ONLY_IN_STORES = ("checkback", "config", "consumequeue")  # one of them beside commitlog/
 _SHOWN = 3  # names from a directory that is not a store
+_COMPRESSED = (".gz", ".zst", ".lz4")  # recovery.pipeline.store_location reads such segments
 _GIVE = "Give the directory that a broker calls storePathRootDir"
 
 
@@ -76,6 +77,9 @@ def _fault(path: str, disk: Disk) -> str | None:
     inside = disk.entries(commitlog.path)
     if inside and not any(_is_segment_name(entry.name) for entry in inside):
         reason = f"nothing in {commitlog.path} ({_names(inside)}) is named as a segment is, by {NAME_DIGITS} digits"
+        if any(os.path.splitext(entry.name)[1] in _COMPRESSED for entry in inside):
+            text = "Unpack them; compressed segments are read by `transactions` and by `verify --spark` alone"
+            return f"{path} is not a store: {reason}. {text}"
         return f"{path} is not a store: {reason}. {_GIVE}"
     return None
 
