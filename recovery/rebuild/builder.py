@@ -16,6 +16,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from broker.format.consumequeue import FILLER
 from broker.format.index import file_size as index_file_size
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
@@ -112,6 +113,8 @@ class Build:
             self._add_to_table(outcomes.slots(self.files.table_generation))
         self._look_at_live_queues()
         self._carry_over()
+        for queue in self.queues.values():
+            queue.fill_front(FILLER.pack())
         self.index.finish()
         for files in self._unit_files():
             files.force()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from broker.format.consumequeue import FILLER_SIZE
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
 from broker.store.read.directory import StoreDirectory
@@ -160,10 +161,11 @@ def _of_units(
         made, held = ours.read(start, count), live.read(start, count)
         has_made, has_held = filled_units(made), filled_units(held)
         at = held["commitlog_offset"]
+        in_front = (made["size"] == FILLER_SIZE) & (np.arange(start, start + count) >= live.begin)
         stale = ((at >= 0) & (at < kept[0])) | (at >= kept[1])
         unequal = (made.view(np.uint8).reshape(count, -1) != held.view(np.uint8).reshape(count, -1)).any(axis=1)
         masks = {
-            "missing": has_made & ~has_held & (made["commitlog_offset"] >= kept[0]),
+            "missing": has_made & ~has_held & ((made["commitlog_offset"] >= kept[0]) | in_front),
             "extra": ~has_made & has_held & ~(stale & (held["size"] > 0)),
             "different": has_made & has_held & unequal,
         }

@@ -71,6 +71,12 @@ class UnitFiles:
         self.begin = begin if self.begin < 0 else min(self.begin, begin)
         self.end = max(self.end, end)
 
+    def fill_front(self, unit: bytes) -> None:
+        """Put a unit into all places before the first one in its file."""
+        first = self.first_of_file()
+        if first < self.begin:
+            self._write_run(first, np.frombuffer(unit * (self.begin - first), self.dtype))
+
     def bases(self) -> Iterator[int]:
         """Where each file begins."""
         if self.begin >= 0:

@@ -22,7 +22,7 @@ from recovery.scan.kinds import Kinds
 from recovery.scan.records import Records
 from recovery.scan.spill import pick
 from recovery.scan.strings import java_hashes
-from recovery.scan.units import Interval, IntervalSet, Ints, NumberedUnits, Rows
+from recovery.scan.units import Interval, IntervalSet, Ints, NumberedUnits, Rows, UnitFile
 from recovery.verify.comparison import FinishContext
 from recovery.verify.kinds.light_queues import further_queues
 
@@ -223,7 +223,19 @@ class QueueComparison:
             known = self._queues.get((topic.encode(), queue_id))
             claimed = known.claimed if known else IntervalSet()
             queue = known or _Queue(topic, queue_id, units)
+            self._empty_front(queue, claimed)
             self._orphans(queue, claimed, context.begin_offset, context.ignore_from)
+
+    def _empty_front(self, queue: _Queue, claimed: IntervalSet) -> None:
+        """A first file that begins with nothing: readers and brokers take the queue for empty. Fillers belong there."""
+        units = queue.units
+        first, stop = next(claimed.gaps(units.begin, units.end), (-1, -1))
+        if not (isinstance(units, UnitFile) and first == units.begin and stop < units.end):
+            return
+        if units.read(first, 1)["size"][0] == 0:
+            text = f"units {first} to {stop - 1} of queue {queue.queue_id} of {queue.topic} are empty"
+            offset = int(units.read(stop, 1)["commitlog_offset"][0])
+            self._report("queue-missing", queue, first, offset, f"{text}: nobody will consume what follows", {})
 
     def _orphans(self, queue: _Queue, claimed: IntervalSet, begin_offset: int, ignore_from: int | None) -> None:
         units = queue.units

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import broker
 from broker.errors import NotUnderstood, StoreError
 from broker.format.consumequeue import Unit
 from broker.store.disk.files import Disk
@@ -324,3 +325,25 @@ def test_a_queue_file_that_was_cut_gets_its_size_back(queue: str, kind_store: Ca
     rebuild(path, apply=True, broker_is_stopped=True)
     assert [file.read_bytes() for file in files] == before
     assert verify(path).ok
+
+
+def test_a_queue_of_a_log_that_its_broker_cleaned_is_not_empty(kind_store: Callable[[str], Path]) -> None:
+    """Fillers stand before its first unit, as in a broker's. Zeros are found, since readers end at the first."""
+    path = kind_store("rocketmq-5.5.0-segments")
+    min((path / "commitlog").iterdir()).unlink()
+    directory = path / "consumequeue" / "Plain" / "0"
+    with broker.open(path, read_only=True) as store:
+        before = store.queue_range("Plain", 0)
+    shutil.rmtree(directory)
+    rebuild(path, apply=True, broker_is_stopped=True)
+    with broker.open(path, read_only=True) as store:
+        assert store.queue_range("Plain", 0) == before == (41, 243)
+    assert verify(path).ok
+    with min(directory.iterdir()).open("r+b") as file:
+        file.write(bytes(41 * Unit.SIZE))
+    (found,) = verify(path).findings
+    assert (found.kind, found.text.partition(":")[0]) == (
+        "queue-missing",
+        "units 0 to 40 of queue 0 of Plain are empty",
+    )
+    assert [(one.kind, one.count) for one in rebuild(path).differences] == [("missing", 41)]

@@ -159,6 +159,23 @@ def test_a_log_that_is_short_is_taken_over_with_a_word(
     assert verify(path).ok
 
 
+@pytest.mark.usefixtures("is_still")
+def test_every_message_of_a_log_that_its_broker_cleaned_is_received(store: Callable[[str], Path]) -> None:
+    """Its first segment is gone, as retention leaves it: each queue begins behind what is gone, and is not empty."""
+    path = store("kinds/rocketmq-5.5.0-segments")
+    (path / "commitlog" / FIRST).unlink()
+    with broker.open(path, read_only=True) as reader:
+        before = [reader.queue_range("Plain", queue_id) for queue_id in (0, 1)]
+    taken(path)
+    with broker.open(path) as live, live.consumer("late", "Plain") as consumer:
+        assert [live.queue_range("Plain", queue_id) for queue_id in (0, 1)] == before
+        received = 0
+        while consumer.receive(timeout_s=0) is not None:
+            received += 1
+    assert received == sum(end - first for first, end in before) == 406
+    assert verify(path).ok
+
+
 def test_undo_says_where_the_files_of_a_store_that_was_taken_over_are(store: Callable[[str], Path]) -> None:
     path = store(PLAIN)
     taken(path)

@@ -177,6 +177,23 @@ def test_a_store_recovers_after_retention(store: LiveStore, tmp_path: Path) -> N
         assert report.ok, [str(finding) for finding in report.findings][:4]
 
 
+def test_what_retention_left_is_received_after_a_recovery_without_a_checkpoint(
+    store: LiveStore, tmp_path: Path
+) -> None:
+    """Each queue begins within a file: what is in front of its first unit is not the end of the queue."""
+    store.retain(ALL)
+    queues = [(topic, queue_id) for topic in store.topics() for queue_id in store.queues(topic)]
+    before = {queue: store.queue_range(*queue) for queue in queues}
+    store.close()
+    for name in ("control", "checkpoint"):
+        (tmp_path / "checkback" / name).unlink()
+    open_writer(str(tmp_path), Disk(), sync="os").close()
+    with broker.open(tmp_path, read_only=True) as reader:
+        assert {queue: reader.queue_range(*queue) for queue in queues} == before
+    assert any(first for first, _ in before.values())
+    assert verify(tmp_path).ok
+
+
 def test_an_end_whose_half_is_gone_settles_nothing(store: LiveStore) -> None:
     """Killed before it was dispatched: the next process finds no half, and goes on."""
     store.retain(ALL, now_ms=later_ms(store))

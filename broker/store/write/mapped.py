@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from broker.format.consumequeue import Unit
+from broker.format.consumequeue import FILLER, UNIT_SIZE, Unit
 from broker.store.disk.files import Disk, Map
 from broker.store.disk.maps import Flusher
 from broker.store.read.segments import NAME_DIGITS
@@ -13,6 +13,7 @@ from broker.store.read.segments import NAME_DIGITS
 _OPEN_MAPS = 64
 _NOWHERE: tuple[int, memoryview[int]] = (-(1 << 62), memoryview(bytearray()))
 _pack_unit = Unit.STRUCT.pack_into
+_FILLER = FILLER.pack()
 
 
 class MappedQueue:
@@ -179,7 +180,11 @@ class UnitQueue(MappedQueue):
         return f"{self._beside}-{base:0{NAME_DIGITS}}"
 
     def _begin(self, base: int, at: int, unit: tuple[int, int, int]) -> None:
-        """A killed process may have begun it: its unit was for the same place, and is replaced."""
+        """A killed process may have begun it: its unit was for the same place, and is replaced.
+
+        Where the first records of a queue are gone its first file begins within: readers would take the empty units in
+        front for the end of the queue. RocketMQ: ConsumeQueue.fillPreBlank (3.1.4 to 5.5.0).
+        """
         path = self._begun_path(base)
         for directory in (self.directory, os.path.dirname(path)):
             if self.disk.entry(directory) is None:
@@ -187,6 +192,7 @@ class UnitQueue(MappedQueue):
         if not self._is_whole(path):
             self.disk.allocate(path, self.file_size, durable=False)
         opened = self.disk.open_map(path, self.file_size)
+        opened.view[:at] = _FILLER * (at // UNIT_SIZE)
         _pack_unit(opened.view, at, *unit)
         opened.sync()
         opened.close()
