@@ -90,7 +90,11 @@ def begin(
     parts: Sequence[tuple[str, str, str]], files: Sequence[str] = (), words: dict[str, int] | None = None,
     tail: int = 0,
 ) -> Replacement:  # fmt: skip
-    """Give built directories (name, live, built) their place, and keep small files; the exchange itself comes next."""
+    """Give built directories (name, live, built) their place, and keep small files; the exchange itself comes next.
+
+    Raises StoreError, with nothing changed, as `check_exchangeable` does.
+    """
+    check_exchangeable(paths, [live for _, live, _ in parts])
     made = Replacement(name, command, who(), BEGUN, list(reasons[:_REASONS_LISTED]), [], {}, words or {}, tail)
     made.parts = [
         Part(part, os.path.relpath(live, paths.store), inode_of(disk, live), disk.inode(built))
@@ -120,9 +124,10 @@ def begin_take_over(disk: Disk, paths: Paths, *, name: str, command: str, reason
     """Prepare to move the derived directories of a store that is taken over out of it: ours are made from the log.
 
     Copies the small files, and writes the journal of the move. Nothing is moved before the store is ours (store.json);
-    from then on `finish_swap` moves them, whichever process calls it.
+    from then on `finish_swap` moves them, whichever process calls it. Raises StoreError as `check_exchangeable` does.
     """
     lives = [live for live in (paths.consumequeue, paths.index, paths.transaction) if disk.entry(live) is not None]
+    check_exchangeable(paths, lives)
     made = Replacement(name, command, who(), TAKING_OVER, [reason], [], {})
     made.parts = [Part(os.path.basename(live), os.path.basename(live), inode_of(disk, live), 0) for live in lives]
     disk.create_directory(made.directory(paths))
@@ -146,6 +151,36 @@ def finish_take_over(disk: Disk, paths: Paths) -> None:
 
 def _is_moved(disk: Disk, paths: Paths, made: Replacement) -> bool:
     return all(inode_of(disk, made.kept(paths, part)) == part.old_inode for part in made.parts)
+
+
+def check_exchangeable(paths: Paths, directories: Sequence[str]) -> None:
+    """Raises StoreError for a directory that no rename swaps with one below STORE/checkback: a link, a disk of its own.
+
+    Before the journal is written: an exchange that was begun must end before anybody appends.
+    """
+    for path in directories:
+        above = path if os.path.isdir(path) else os.path.dirname(path)
+        if os.path.islink(path):
+            what = "is a symbolic link"
+        elif os.path.isdir(above) and os.path.isdir(paths.own) and _mount_of(above) != _mount_of(paths.own):
+            what = "lies on another disk than STORE/checkback"
+        else:
+            continue
+        text = f"{path} {what}, so no other directory can take its place in one step. Nothing was replaced"
+        step = "Move the directory itself into the store while no process has it open, and run this again"
+        raise StoreError(f"{text}. {step}", path=path)
+
+
+def _mount_of(directory: str) -> int:
+    """A number of the mount that a directory lies in: renames do not cross mounts, even of one file system."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with open(f"/proc/self/fdinfo/{descriptor}", encoding="ascii") as lines:
+            return next(int(line.split()[1]) for line in lines if line.startswith("mnt_id:"))
+    except (OSError, StopIteration):  # not Linux
+        return os.fstat(descriptor).st_dev
+    finally:
+        os.close(descriptor)
 
 
 def exchanges(paths: Paths, made: Replacement) -> list[tuple[str, str]]:

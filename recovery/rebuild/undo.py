@@ -76,6 +76,10 @@ def _taken_over(paths: Paths, kept: Sequence[Replacement]) -> str:
     return f"; {where}" if found else ""
 
 
+def _places(paths: Paths, made: Replacement) -> list[str]:
+    return [place for exchange in replaced.exchanges(paths, made) for place in exchange]
+
+
 def _check_kept(disk: Disk, paths: Paths, made: Replacement) -> None:
     changed = replaced.changed_files(disk, paths, made)
     if changed:
@@ -92,6 +96,7 @@ def _undo_ours(disk: Disk, paths: Paths, which: str | None) -> Replacement:
             if not _is_back(disk, paths, made):
                 _check_tail(paths, made, store.control[Word.TAIL])
                 _check_kept(disk, paths, made)
+                replaced.check_exchangeable(paths, _places(paths, made))
                 if disk.entry(paths.own_checkpoint) is not None:
                     disk.remove(paths.own_checkpoint)  # it speaks of the files that go
                 store.control[Word.GENERATION] += 1  # odd, as in a rebuild
@@ -123,6 +128,7 @@ def _undo_foreign(disk: Disk, paths: Paths, which: str | None) -> Replacement:
         if not _is_back(disk, paths, made):
             _check_unchanged(disk, paths, made)
             _check_kept(disk, paths, made)
+            replaced.check_exchangeable(paths, _places(paths, made))
             begin_swap(disk, paths, replaced.exchanges(paths, made))
             finish_swap(disk, paths)
         for name, was_there in made.files.items():

@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
+import broker
 from broker.errors import StoreError
 from broker.store.disk.files import Disk
 from broker.store.writer import open_writer
+from recovery.rebuild import replaced
 from recovery.rebuild.rebuilder import rebuild
 from recovery.rebuild.undo import undo
 from tests.cli.command import command
@@ -122,6 +124,42 @@ def test_kept_copies_are_deleted_only_when_asked(tmp_path: Path, capsys: pytest.
     assert [one.name for one in (path / "checkback" / "replaced").iterdir()] == [second]
     assert command(capsys, "rebuild", path, "--forget-replaced").code == 0
     assert not (path / "checkback" / "replaced").exists()
+
+
+@pytest.mark.parametrize("is_link", [True, False])
+def test_what_no_rename_swaps_is_refused_before_the_exchange_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_link: bool
+) -> None:
+    """A directory that is a link, or on a disk of its own: an exchange that never ends would let nobody append."""
+    path = store_of(tmp_path / "store", 30)
+    file = damaged(path)
+    where = replaced._mount_of
+    with monkeypatch.context() as patch:
+        if is_link:
+            (path / "consumequeue").rename(tmp_path / "queues")
+            (path / "consumequeue").symlink_to("../queues")
+        else:
+            patch.setattr(
+                replaced, "_mount_of", lambda directory: 0 if "consumequeue" in directory else where(directory)
+            )
+        with pytest.raises(
+            StoreError, match=r"consumequeue (is a symbolic link|lies on another disk).*Nothing was repl"
+        ):
+            rebuild(path, apply=True)
+        with broker.open(path) as store:
+            store.append(broker.Message("orders", b"goes on"))
+    if is_link:
+        (path / "consumequeue").unlink()
+        (tmp_path / "queues").rename(path / "consumequeue")
+    assert rebuild(path, apply=True).replacement is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(replaced, "_mount_of", lambda directory: 0 if "replaced" in directory else where(directory))
+        with pytest.raises(StoreError, match="lies on another disk"):
+            undo(path)
+    assert file.exists()
+    undo(path)
+    with broker.open(path) as store:
+        store.append(broker.Message("orders", b"goes on"))
 
 
 def test_a_changed_copy_is_not_brought_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
