@@ -104,6 +104,21 @@ def test_a_checkpoint_does_not_speak_of_files_that_are_gone(tmp_path: Path, lost
     assert_right(tmp_path, 30, 30, 30)
 
 
+def test_a_derived_directory_that_is_a_link_is_one_after_a_recovery(tmp_path: Path) -> None:
+    """As one where a disk is mounted, which cannot be removed: what is in it goes."""
+    path = tmp_path / "store"
+    abandoned(path, 60, 20)
+    (path / "checkback" / "checkpoint").unlink()
+    (path / "index").rename(tmp_path / "elsewhere")
+    (path / "index").symlink_to("../elsewhere")
+    before = {file.name for file in (tmp_path / "elsewhere").iterdir()}
+    assert planned(path).case.label == "no checkpoint"
+    reopened(path)
+    assert (path / "index").is_symlink()
+    assert {file.name for file in (tmp_path / "elsewhere").iterdir()}.isdisjoint(before)
+    assert verify(path).ok
+
+
 def test_opening_a_closed_store_reads_as_much_whatever_its_size(tmp_path: Path) -> None:
     class Counting(Disk):
         """Notes how many bytes are read from files."""

@@ -110,8 +110,12 @@ def empty_derived(disk: Disk, paths: Paths, engine: TransactionEngine) -> None:
         disk.remove(paths.own_checkpoint)
     disk.remove_tree(paths.beginnings)
     for directory in (paths.consumequeue, paths.index, *engine.directories(paths)):
-        disk.remove_tree(directory)
-        disk.create_directory(directory)
+        found = disk.entry(directory)
+        if found is None or not found.is_directory:
+            disk.remove_tree(directory)
+            disk.create_directory(directory)
+        for entry in disk.entries(directory):  # it stays itself: it may be a link, or where a disk is mounted
+            disk.remove_tree(entry.path)
 
 
 def cut_derived(parts: StoreParts, point: OwnCheckpoint) -> None:
