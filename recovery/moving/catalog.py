@@ -13,12 +13,14 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Self
 
-from broker.errors import CorruptStore, StoreError
+from broker.errors import StoreError
 from broker.remoting.bodies import MessageQueue
 from broker.store.disk.paths import Paths
+from recovery.sqlite_files import explained_sqlite
 
 SENDING, SENT = 0, 1
 _SCHEMA = """
@@ -50,15 +52,16 @@ class MoveCatalog:
     """One move. A single thread uses it at a time."""
 
     def __init__(self, paths: Paths) -> None:
-        """Raises CorruptStore when the file is not a database."""
+        """Raises CorruptStore when the file is not a database, StoreFull, StoreError."""
         self._path = paths.move_catalog
-        try:
+        with self.sentences():
             self._db = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.executescript(_SCHEMA)
-        except sqlite3.DatabaseError as error:
-            text = f"{self._path} is damaged ({error}): what was sent is not known. Put it back, or move to new topics"
-            raise CorruptStore(text, path=self._path) from error
+
+    def sentences(self) -> AbstractContextManager[None]:
+        """What SQLite raises within becomes a sentence. Raises CorruptStore, StoreFull, StoreError."""
+        return explained_sqlite(self._path, "What was sent is not known. Put it back, or move to new topics")
 
     def close(self) -> None:
         self._db.close()

@@ -71,7 +71,7 @@ def move(
             more = f" ({len(plan.refusals) - 1} more: without --apply all are listed)" if plan.refusals[1:] else ""
             raise StoreError(f"nothing was moved: {plan.refusals[0]}{more}", path=path)
         bindings = {} if is_begun else prepare(path, target.cluster_id, ledgers)
-        with _alone(path), StoreContents(path) as contents, MoveCatalog(paths) as catalog:
+        with _alone(path), StoreContents(path) as contents, MoveCatalog(paths) as catalog, catalog.sentences():
             bindings = catalog.begin(contents.store_id, target.cluster, bindings)
             _mark(paths, target.url, is_done=False)
             report = _work(contents, target, catalog, bindings, progress, is_resumed=is_begun)

@@ -229,6 +229,21 @@ def test_a_killed_process(shop: Shop, there: tuple[broker.LiveStore, broker.Serv
     check_arrived(shop, there, engine)
 
 
+def test_a_full_disk_under_the_notes_of_a_move_is_a_sentence_and_the_next_run_goes_on(
+    shop: Shop, there: tuple[broker.LiveStore, broker.Server], engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_page(self: MoveCatalog, *_: object) -> None:
+        self._db.execute("PRAGMA max_page_count = 1")
+        self._db.execute("CREATE TABLE more AS SELECT zeroblob(1 << 20)")
+
+    ledgers = [broker.Ledger(engine)]
+    with monkeypatch.context() as patch:
+        patch.setattr(MoveCatalog, "put_queue", no_page)
+        with pytest.raises(broker.StoreFull, match=r"move\.db does not fit .*run the same command again"):
+            move(shop.path, settings(there[1]), ledgers=ledgers)
+    assert move(shop.path, settings(there[1]), ledgers=ledgers).ok
+
+
 def test_a_cluster_that_is_bound_already_keeps_its_binding(
     shop: Shop, there: tuple[broker.LiveStore, broker.Server], engine: Engine
 ) -> None:
