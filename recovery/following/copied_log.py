@@ -77,10 +77,10 @@ class CopiedLog:
 
     def resume(self, begin: int, end: int, last_record: int) -> None:
         """Go on behind whole records that are on disk: what was written after them is cut, and comes again."""
-        for base in [base for base in self.bases() if base >= max(end, 1) and base > begin]:
-            self._disk.remove(self._path(base))
         self.begin, self.end, self.framed_end, self.durable_end = begin, end, end, end
         self.last_record = self.durable_record = last_record
+        for base in [base for base in self.bases() if base >= max(end, 1) and base > begin]:
+            self._disk.remove(self._path(base))
         self._zero_from(end)
 
     def _zero_from(self, at: int) -> None:

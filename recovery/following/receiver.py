@@ -105,6 +105,8 @@ class LogReceiver:
         start = self._start
         if start == FIRST_SEGMENT:
             start = self._first_segment()
+        elif isinstance(start, int):
+            self._check_has(start)
         if isinstance(start, int):
             self._append_first(start)
             return True
@@ -114,6 +116,18 @@ class LogReceiver:
             self._append_first(first.commitlog_offset)
             self._follow(link, first.commitlog_offset, [first])
         return False
+
+    def _check_has(self, start: int) -> None:
+        """Raises StoreError when the master has nothing at an offset: RocketMQ's is silent then, ours closes."""
+        try:
+            first = self._try(request_for(start))
+        except MasterAway:
+            first = None
+        last = None if first is not None and first.data else self._try(0)
+        if last is not None and start != last.commitlog_offset:
+            text = f"{self._name} has nothing at {start}: its last segment begins at {last.commitlog_offset}"
+            text += ". Begin with --from first, or with a segment that it has"
+            raise StoreError(text, path=self._log.paths.store)
 
     def _append_first(self, commitlog_offset: int) -> None:
         if commitlog_offset % self._log.segment_bytes:

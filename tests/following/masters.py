@@ -86,7 +86,9 @@ class ScriptedMaster:
 
     def _serve(self, connection: socket.socket) -> None:
         with suppress(OSError), connection:
-            at = asked = OffsetReport.unpack_from(connection.recv(8)).commitlog_offset
+            if not (report := connection.recv(8)):
+                return
+            at = asked = OffsetReport.unpack_from(report).commitlog_offset
             self.asked.append(asked)
             connection.settimeout(0.02)
             if asked == 0:

@@ -90,6 +90,29 @@ def test_the_first_segment_that_the_master_has_is_found(tmp_path: Path, first: i
     assert log_bytes(tmp_path / "copy")[: len(log) - first * SEGMENT] == log[first * SEGMENT :]
 
 
+@pytest.mark.parametrize("segment", [0, 1, 4, 50])
+@pytest.mark.parametrize("is_ours", [False, True])
+def test_a_beginning_that_the_master_does_not_have_is_refused(tmp_path: Path, segment: int, is_ours: bool) -> None:
+    """RocketMQ sends nothing from there on, which looks as if it had nothing more; a store of ours closes."""
+    with served(tmp_path / "master") as (store, address):
+        traffic(store, 1600)
+        if is_ours and segment < 2:
+            for base in (0, SEGMENT):
+                os.remove(tmp_path / "master" / "commitlog" / f"{base:020}")
+        end = store.end_offset
+        assert end // SEGMENT == 3
+        if not is_ours:
+            log = log_bytes(tmp_path / "master")[:end]
+            address = ScriptedMaster(log[2 * SEGMENT :], begin=2 * SEGMENT).address
+        copy = tmp_path / "copy"
+        with pytest.raises(
+            StoreError, match=f"has nothing at {segment * SEGMENT}: its last segment begins at {3 * SEGMENT}"
+        ):
+            follow_once(address, copy, start=segment * SEGMENT, segment_bytes=SEGMENT)
+        status = follow_once(address, copy, start=2 * SEGMENT)
+        assert (status.begin_offset, status.end_offset) == (2 * SEGMENT, end)
+
+
 def test_without_its_book_a_copy_is_verified_again(tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     with served(tmp_path / "master") as (store, address):
