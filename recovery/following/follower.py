@@ -68,13 +68,14 @@ def _admitted(paths: Paths, disk: Disk, options: FollowOptions) -> tuple[Followe
     if known is None and entry is not None and not _has_only_begun(paths, disk):
         text = f"{path} is not empty, and not a copy that follows a master: name another directory"
         raise StoreError(text, path=path)
-    if known is not None and wanted not in (None, known.segment_bytes):
+    has_log = known is not None and disk.entry(paths.commitlog) is not None and bool(disk.entries(paths.commitlog))
+    if known is not None and has_log and wanted not in (None, known.segment_bytes):
         text = f"{path} has segments of {known.segment_bytes} bytes, not {wanted}: leave out --segment-bytes"
         raise StoreError(text, path=path)
-    size = known.segment_bytes if known else SEGMENT_SIZE if wanted is None else wanted
+    size = wanted if wanted is not None else known.segment_bytes if known else SEGMENT_SIZE
     if size < SEGMENT_BYTES_MIN:
         raise StoreError(f"segments of {size} bytes cannot be: a broker's have {SEGMENT_BYTES_MIN} at least", path=path)
-    if known is None and isinstance(options.start, int) and options.start % size:
+    if not has_log and isinstance(options.start, int) and options.start % size:
         text = f"no segment begins at {options.start}: segments have {size} bytes, so give a multiple of that"
         raise StoreError(text, path=path)
     return known, size

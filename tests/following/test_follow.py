@@ -191,6 +191,18 @@ def test_segments_of_another_size_are_refused(tmp_path: Path, size: int) -> None
             follow_once(address, tmp_path / "copy", start="first", segment_bytes=size)
 
 
+def test_a_copy_without_a_byte_takes_the_right_size_after_a_wrong_one(tmp_path: Path) -> None:
+    """The step that the sentence names is not refused in its turn."""
+    copy = tmp_path / "copy"
+    with served(tmp_path / "master") as (store, address):
+        traffic(store, 800)
+        with pytest.raises(SegmentSizeWrong, match="give --segment-bytes"):
+            follow_once(address, copy)
+        assert follow_once(address, copy, segment_bytes=SEGMENT).begin_offset == SEGMENT
+        with pytest.raises(StoreError, match="leave out --segment-bytes"):
+            follow_once(address, copy, segment_bytes=2 * SEGMENT)
+
+
 def test_nobody_else_writes_to_a_copy(tmp_path: Path) -> None:
     with served(tmp_path / "master") as (store, address):
         traffic(store, 10)
