@@ -78,13 +78,18 @@ def copy_store(
     """Copy the store at `path` into the directory `out`, which must not be there yet; processes may go on writing.
 
     `link`: segments of the log that are full become hard links, which takes no space; such a copy is for reading.
-    Raises NotAStore, StoreError, NotUnderstood for a store in use whose derived files cannot be made from its log.
+    Raises NotAStore, StoreError, NotUnderstood for a store in use whose derived files cannot be made from its log,
+    StoreLocked for one that `checkback follow` fills.
     """
     source, target = path.rstrip(os.sep) or os.sep, out.rstrip(os.sep)
     disk, paths = Disk(), Paths(source)
     StoreFiles.open(source)
     is_ours = read_store_file(disk, paths) is not None
-    was_live = is_held(paths.lock, disk) or disk.entry(paths.abort) is not None
+    is_open = is_held(paths.lock, disk)
+    if is_open and disk.entry(paths.followed) is not None:
+        text = f"{source} is a copy that follows a master, and grows now. Stop checkback follow to copy it, or make a"
+        raise StoreLocked(f"{text} store of its own: checkback salvage {source} NEW", path=source)
+    was_live = is_open or disk.entry(paths.abort) is not None
     if was_live and not is_ours and (misfits := inventory(source, disk).misfits(of_rebuild=True)):
         raise refusal(f"{source} (stop it to copy this store)", misfits)
     _check_place(source, target)

@@ -24,6 +24,7 @@ from recovery.following.follower import Follower, FollowOptions
 from recovery.following.metrics_page import StatusPage
 from recovery.following.status import FollowerStatus
 from recovery.repair import crash
+from recovery.repair.copying import copy_store
 from recovery.verify.verifier import verify
 from tests.following.masters import (
     OF_LOG,
@@ -214,6 +215,9 @@ def test_nobody_else_writes_to_a_copy(tmp_path: Path) -> None:
             crash.apply(plan(crash.survey(copy)), broker_is_stopped=True)
         with Follower(address, copy), pytest.raises(StoreLocked):
             Follower(address, copy)
+        with Follower(address, copy), pytest.raises(StoreLocked, match=f"checkback salvage {copy} NEW"):
+            copy_store(str(copy), str(tmp_path / "other"))
+        copy_store(str(copy), str(tmp_path / "other"))
         with pytest.raises(StoreError, match="not a copy that follows"):
             Follower(address, tmp_path / "master")
         with pytest.raises(StoreError, match=f"there is no directory {tmp_path / 'volume'}"):  # that is not mounted
