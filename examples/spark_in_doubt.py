@@ -48,4 +48,6 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python examples/spark_in_doubt.py STORE")
     main(sys.argv[1])

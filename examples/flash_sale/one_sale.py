@@ -68,4 +68,6 @@ def do(
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3])
+    if len(sys.argv) != 3:
+        sys.exit("usage: python examples/flash_sale/one_sale.py DATABASE-URL STORE")
+    main(*sys.argv[1:])
