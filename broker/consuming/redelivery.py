@@ -136,7 +136,7 @@ def resent(record: Record, group: str) -> PendingRecord:
 def _bare(record: Record) -> dict[str, str]:
     """The properties that go with a copy: those that speak of this one record stay behind."""
     properties = dict(record.property_map)
-    for name in (names.CRC32, names.TRAN_MSG, names.DELAY, WHY):
+    for name in (names.CRC32, names.TRAN_MSG, names.DELAY, names.TIMER_OUT_MS, WHY):
         properties.pop(name, None)
     return properties
 

@@ -209,6 +209,19 @@ def test_positions_are_the_stores_own(serve: Serve, connect: Connect, store: bro
     assert client.request(Code.UPDATE_CONSUMER_OFFSET, unknown).code == Answer.SUBSCRIPTION_GROUP_NOT_EXIST
 
 
+def test_a_time_that_a_client_states_as_ours_delays_no_message(serve: Serve, connect: Connect) -> None:
+    """With TIMER_OUT_MS in the year 5138 a delay and a retry never ended: each level wrote the message again."""
+    client = connect(serve(delay_levels=" ".join(["1s"] * 18)))
+    client.heartbeat(consumer="billing", topics={"orders": "*"})
+    client.publish("orders", b"failed", TIMER_OUT_MS=f"{10**14}")
+    back = {"group": "billing", "offset": 0, "delayLevel": 1}
+    assert client.request(Code.CONSUMER_SEND_MSG_BACK, back).code == Answer.SUCCESS
+    client.publish("orders", b"late", TIMER_OUT_MS=f"{10**14}", DELAY="1")
+    for topic, queue_offset, body in (("%RETRY%billing", 0, b"failed"), ("orders", 1, b"late")):
+        found = client.answer(client.pull("billing", topic, queue_offset, hold_ms=5000))
+        assert [record.body for record in records_of(found.body)] == [body]
+
+
 @pytest.mark.usefixtures("each_engine")
 @pytest.mark.parametrize("waits_for", [{"TRAN_MSG": "true", "PGROUP": "shop"}, {"DELAY": "18"}])
 def test_what_is_not_delivered_is_not_sent_back(serve: Serve, connect: Connect, waits_for: dict[str, str]) -> None:

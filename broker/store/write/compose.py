@@ -228,7 +228,10 @@ def _level(properties: dict[str, str], now_ms: int, *, prepared: bool, is_local:
     """
     due_ms = deliver_at_ms(properties, now_ms, LOCAL_TIMER_MAX_MS if is_local else TIMER_MAX_MS)
     if due_ms is None:
-        return delay_level(properties)
+        level = delay_level(properties)
+        if level:
+            properties.pop(names.TIMER_OUT_MS, None)  # a client's: it would wait until then
+        return level
     if prepared and not is_local:
         raise MessageRejected(f"a transactional message is delayed by a level, in {names.DELAY}")
     if prepared:
