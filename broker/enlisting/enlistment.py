@@ -28,6 +28,8 @@ from broker.errors import AlreadyEnded, BrokerError, TransactionError
 from broker.log_fields import event, fields_of_half
 from broker.transaction.service import Half, HalfMessageService
 
+_LOGGED = 20  # messages of a transaction that a log line names; an import may have a hundred thousand
+
 _log = logging.getLogger("broker")
 
 
@@ -347,12 +349,14 @@ class Enlistment:
             self.turns.pop()()
 
     def _fields(self) -> dict[str, Any]:
-        """The fields of an event about the whole transaction: lists."""
-        each = [fields_of_half(half) for half in self.halves]
+        """The fields of an event about the whole transaction: lists, of some of its messages."""
+        each = [fields_of_half(half) for half in self.halves[:_LOGGED]]
         return {name: list(dict.fromkeys(one[name] for one in each)) for name in (each[0] if each else ())}
 
     def _ids(self, what: str) -> str:
-        return f"{what} {', '.join(half.message_id for half in self.halves) or 'no message'}"
+        halves = self.halves
+        rest = f" and {len(halves) - _LOGGED:,} more" if len(halves) > _LOGGED else ""
+        return f"{what} {', '.join(half.message_id for half in halves[:_LOGGED]) or 'no message'}{rest}"
 
 
 def _deliver(branch: Branch) -> None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, Table
     from sqlalchemy.engine.interfaces import DBAPIConnection
 
+_BATCH = 500  # keys in one SELECT: any database takes so many parameters
 _MYSQL = ("mysql", "mariadb")
 _MYSQL_IN_TRANSACTION = 1  # SERVER_STATUS_IN_TRANS of MySQL's protocol
 
@@ -73,8 +74,13 @@ class SqlAlchemyRows:
     def present(self, connection: Connection, keys: Sequence[str]) -> set[str]:
         """See LedgerRows."""
         column = self._table.c.ledger_key
-        wanted = column == keys[0] if len(keys) == 1 else column.in_(keys)
-        return {key for (key,) in connection.execute(self._select.where(wanted))}
+        if len(keys) == 1:
+            return {key for (key,) in connection.execute(self._select.where(column == keys[0]))}
+        found: set[str] = set()
+        for start in range(0, len(keys), _BATCH):
+            wanted = column.in_(keys[start : start + _BATCH])
+            found.update(key for (key,) in connection.execute(self._select.where(wanted)))
+        return found
 
     def _check_home(self, connection: Connection, table_id: int) -> None:
         """Raises TransactionError when the session's search_path leads to another table than check-back's.
