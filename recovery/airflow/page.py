@@ -46,7 +46,7 @@ def list_stores(user: GetUserDep) -> list[dict[str, Any]]:
     seen = [store for store in stores() if _may_see(user, store.name)]
     standing = standing_of({store.name: store.work for store in seen})
     lines = [_line(store, standing[store.name]) for store in seen]
-    return [*lines, *(_broken(store) for store in broken_stores())]
+    return [*lines, *(_broken(store) for store in broken_stores() if _may_see(user, store.name, "settings"))]
 
 
 def show_store(name: str, user: GetUserDep) -> dict[str, Any]:
@@ -117,9 +117,9 @@ def _broken(store: BrokenStore) -> dict[str, Any]:
     return {"name": store.name, "path": "", "dags": dags, "error": store.why, "paused": [], "unknown": [], "asks": 0}
 
 
-def _may_see(user: Any, name: str) -> bool:
-    """Whether Airflow lets the user read the store's DAGs."""
-    return _is_allowed(user, "GET", f"{name}.verify_store")
+def _may_see(user: Any, name: str, *also: str) -> bool:
+    """Whether Airflow lets the user read the store's DAG `verify_store`, or one of `also`."""
+    return any(_is_allowed(user, "GET", f"{name}.{work}") for work in ("verify_store", *also))
 
 
 def _rights(user: Any, store: StoreSettings) -> dict[str, Any]:

@@ -73,9 +73,15 @@ def test_no_role_sees_a_password(role: str, api: TestClient, login: Callable[[st
 
 
 def test_a_store_whose_dags_are_hidden_is_hidden(
-    api: TestClient, login: Callable[[str], dict[str, str]], monkeypatch: pytest.MonkeyPatch
+    api: TestClient,
+    login: Callable[[str], dict[str, str]],
+    looked_after: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As with roles for each DAG, which FAB and Keycloak have: not in the list, and 404 by its name."""
+    """As with roles for each DAG, which FAB and Keycloak have: not in the list, and 404 by its name.
+
+    Neither is it in the list, with its path, once there is a mistake in its settings.
+    """
     from airflow.api_fastapi.app import get_auth_manager
 
     manager = get_auth_manager()
@@ -91,3 +97,5 @@ def test_a_store_whose_dags_are_hidden_is_hidden(
     for route in ROUTES[1:]:
         path = f"/checkback/api/stores{route.replace('shop', 'hidden')}"
         assert api.get(path, headers=headers).status_code == 404
+    looked_after(typo={"path": "/x", "ask": "true"}, hidden={"path": "secret/place"})
+    assert [one["name"] for one in api.get("/checkback/api/stores", headers=headers).json()] == ["typo"]
