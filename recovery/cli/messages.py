@@ -70,7 +70,7 @@ def tail(
     ValueError, CorruptStore.
     """
     with broker.open(path, read_only=True) as store:
-        positions = _positions(store, topic, begin)
+        positions = _positions(store, topic, begin, last)
         found = heapq.merge(
             *(_read(store, topic, queue_id, positions) for queue_id in list(positions)),
             key=lambda message: message.commitlog_offset,
@@ -86,19 +86,37 @@ def tail(
                 store.every_queue.close()  # queues in a RocksDB are those of the moment at which it was opened
 
 
-def _positions(store: broker.Store, topic: str, begin: str) -> dict[int, int]:
-    """Where to begin in each queue."""
+def has_topic(path: str, topic: str) -> bool:
+    """Whether a store has a queue of a topic, or its settings. Raises NotAStore."""
+    with broker.open(path, read_only=True) as store:
+        try:
+            return bool(store.queues(topic)) or topic in store.topic_configs().topics
+        except CorruptStore:  # of the settings: nobody knows
+            return True
+
+
+def _positions(store: broker.Store, topic: str, begin: str, last: int) -> dict[int, int]:
+    """Where to begin in each queue: for the last few of the topic, with as many of each."""
     if begin in ("first", "last"):
-        return {queue_id: store.queue_range(topic, queue_id)[0] for queue_id in store.queues(topic)}
+        ranges = {queue_id: store.queue_range(topic, queue_id) for queue_id in store.queues(topic)}
+        return {
+            queue_id: least if begin == "first" else max(least, end - last) for queue_id, (least, end) in ranges.items()
+        }
     begin_ms = moment_of(begin)
     return {queue_id: store.offset_at_time(topic, queue_id, begin_ms) for queue_id in store.queues(topic)}
 
 
 def _read(store: broker.Store, topic: str, queue_id: int, positions: dict[int, int]) -> Iterator[ReceivedMessage]:
-    """The messages of a queue from its position on, which moves with them."""
-    while (message := store.message(topic, queue_id, positions[queue_id])) is not None:
-        positions[queue_id] += 1
-        yield message
+    """The messages of a queue from its position on, which moves with them, and past what retention removed."""
+    while True:
+        message = store.message(topic, queue_id, positions[queue_id])
+        if message is not None:
+            positions[queue_id] += 1
+            yield message
+        elif (least := store.queue_range(topic, queue_id)[0]) > positions[queue_id]:
+            positions[queue_id] = least
+        else:
+            return
 
 
 def _last(found: Iterator[ReceivedMessage], count: int) -> list[ReceivedMessage]:

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from recovery.cli.declaration import Argument, BadParameter, Option, VerbGroup
 from recovery.cli.shared import FINDINGS, AsJson, Store, examples, fail, listing
-from recovery.cli.terminal.output import print_json, print_json_list, show, show_now
+from recovery.cli.terminal.output import print_json, print_json_list, show, show_now, warn
 
 Topic = Annotated[str, Argument(metavar="TOPIC", help="The topic.")]
 
@@ -82,6 +82,9 @@ def tail(
             sending.moment_of(begin, "first, last, ")
         except ValueError as error:
             raise BadParameter(str(error), param_hint="--from") from None
+    if not sending.has_topic(store, topic):
+        more = "waiting for it" if follow else f"see those that it has with: checkback topic {store}"
+        warn(f"{store} has no topic {topic}: {more}")
     messages = sending.tail(store, topic, begin, last=lines, follow=follow)
     if as_json and not follow:
         print_json_list(sending.message_json(message) for message in messages)

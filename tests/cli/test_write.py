@@ -120,7 +120,53 @@ def test_tail_begins_where_it_is_told(store: Path, capsys: pytest.CaptureFixture
     assert seen("--from", "2100-01-01") == []
     assert seen("--from", "1970-01-01T00:00:00+05:00") == list(range(30))
     assert len(command(capsys, "tail", store, "orders").out.splitlines()) == 10
-    assert run(capsys, "tail", store, "nothing") == []
+
+
+def test_tail_reads_only_what_it_shows(
+    store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last few of a long topic come at once."""
+    with broker.open(store, sync="os") as opened:
+        for number in range(60):
+            opened.append(broker.Message("orders", b"%d" % number), queue_id=number % 2)
+    read: list[int] = []
+    message = broker.Store.message
+    monkeypatch.setattr(
+        broker.Store,
+        "message",
+        lambda self, *place: read.append(place[-1]) or message(self, *place),  # type: ignore[func-returns-value]
+    )
+    assert [one["body"] for one in run(capsys, "tail", store, "orders", "-n", 2)] == ["58", "59"]
+    assert min(read) == 28
+
+
+def test_tail_of_a_topic_that_is_not_there(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A mistyped name is told from a topic without messages."""
+    ran = command(capsys, "tail", store, "ordres", "--json")
+    assert (ran.code, json.loads(ran.out)) == (0, [])
+    assert ran.err == (f"checkback: {store} has no topic ordres: see those that it has with: checkback topic {store}\n")
+    command(capsys, "topic", store, "orders", "--create")
+    assert run(capsys, "tail", store, "orders") == []
+
+
+def test_tail_goes_on_behind_what_retention_removed(store: Path) -> None:
+    """While it waited, at a place that is gone."""
+
+    def nap(_: float) -> None:
+        raise KeyboardInterrupt
+
+    with broker.open(store, sync="os") as opened:
+        for number in range(200):
+            opened.append(broker.Message("orders", b"%d" % number + bytes(4000)))
+        messages = sending.tail(str(store), "orders", "first", last=10, follow=True, nap=nap)
+        assert next(messages).body.startswith(b"0\0")
+        opened.retain(broker.Retention(keep_s=0, even_unread=True))
+        least, end = opened.queue_range("orders", 0)
+        rest: list[int] = []
+        with pytest.raises(KeyboardInterrupt):
+            rest.extend(message.queue_offset for message in messages)
+    assert rest[-1] == end - 1
+    assert least > 1
 
 
 def test_tail_follows(store: Path) -> None:
