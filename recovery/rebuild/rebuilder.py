@@ -17,6 +17,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -329,29 +330,27 @@ class Rebuilding:
         damaged = files.damaged_small_files(
             build.tracker.last_store_ms, lambda commitlog_offset: _stored_ms(listing, commitlog_offset)
         )
-        is_open = self.disk.entry(self.paths.abort) is not None or any(one.file == files.checkpoint for one in damaged)
+        is_damaged = any(one.file == files.checkpoint for one in damaged)
+        is_open = is_damaged or self.disk.entry(self.paths.abort) is not None
         made = self._begin(build, report, ("checkpoint", "abort"), is_open=is_open)
         if made is not None:
             begin_swap(self.disk, self.paths, replaced.exchanges(self.paths, made))
             finish_swap(self.disk, self.paths)
-            self._close_as_rocketmq(build)
+            self._close_as_rocketmq(build, is_damaged=is_damaged)
         return made
 
-    def _close_as_rocketmq(self, build: Build) -> None:
+    def _close_as_rocketmq(self, build: Build, *, is_damaged: bool) -> None:
         """A checkpoint that says that all is on disk, and no file abort: then the broker believes what it finds.
 
         RocketMQ: StoreCheckpoint, DefaultMessageStore.load (3.1.4, 5.3.3). A 3.x broker that finds `abort` would make
         its state table again, and wrong.
         """
-        before = read_checkpoint(StoreDirectory(self.path, self.disk))
+        flushed = confirmed = 0
+        with suppress(CorruptStore):  # an empty file is none
+            if not is_damaged and (before := read_checkpoint(StoreDirectory(self.path, self.disk))):
+                flushed, confirmed = before.master_flushed_offset, before.confirm_commitlog_offset
         last_ms = build.tracker.last_store_ms
-        made = Checkpoint(
-            last_ms,
-            last_ms,
-            build.index.last_full_ms,
-            before.master_flushed_offset if before else 0,
-            before.confirm_commitlog_offset if before else 0,
-        )
+        made = Checkpoint(last_ms, last_ms, build.index.last_full_ms, flushed, confirmed)
         self.disk.write_file(self.paths.checkpoint, encode(made))
         if self.disk.entry(self.paths.abort) is not None:
             self.disk.remove(self.paths.abort)

@@ -347,3 +347,12 @@ def test_a_queue_of_a_log_that_its_broker_cleaned_is_not_empty(kind_store: Calla
         "units 0 to 40 of queue 0 of Plain are empty",
     )
     assert [(one.kind, one.count) for one in rebuild(path).differences] == [("missing", 41)]
+
+
+@pytest.mark.parametrize("damage", [b"", b"\xff" * 4096, b"\0" * 2040], ids=["empty", "ones", "short"])
+def test_a_damaged_checkpoint_is_written_again(damage: bytes, kind_store: Callable[[str], Path]) -> None:
+    """As verify advises."""
+    path = kind_store("rocketmq-5.5.0-default")
+    (path / "checkpoint").write_bytes(damage)
+    assert rebuild(path, apply=True, broker_is_stopped=True).applied
+    assert verify(path).ok
