@@ -13,7 +13,7 @@ from typing import Any
 import broker
 from broker.enlisting.ledger_key import LEDGER_KEY
 from broker.errors import CorruptRecord, CorruptStore, TransactionError
-from broker.format.config import TopicConfig
+from broker.format.config import DEFAULT_QUEUES, MESSAGE_TYPE_ATTRIBUTE, TopicConfig
 from broker.format.java import decode_message_id
 from broker.format.sysflag import TransactionType
 from broker.message import ReceivedMessage
@@ -181,10 +181,22 @@ def topics(path: str) -> list[TopicConfig]:
         return [found[name] for name in sorted(found)]
 
 
-def create_topic(path: str, name: str, *, queues: int, message_type: str, perm: int) -> TopicConfig:
-    """Create a topic, or change one; a store that is not there is made with it. Raises BrokerError."""
+def create_topic(
+    path: str, name: str, *, queues: int | None, message_type: str | None, perm: int | None
+) -> TopicConfig:
+    """Create a topic, or change what is not None; a store that is not there is made with it. Raises BrokerError."""
     with broker.open(path) as store:
-        return store.create_topic(name, queues=queues, message_type=message_type, perm=perm)
+        now = store.topic_configs().topics.get(name)
+        if now is not None:
+            queues = max(now.read_queue_count, now.write_queue_count) if queues is None else queues
+            message_type = now.attributes.get(MESSAGE_TYPE_ATTRIBUTE, "") if message_type is None else message_type
+            perm = now.perm if perm is None else perm
+        return store.create_topic(
+            name,
+            queues=DEFAULT_QUEUES if queues is None else queues,
+            message_type="NORMAL" if message_type is None else message_type,
+            perm=6 if perm is None else perm,
+        )
 
 
 def topic_json(topic: TopicConfig) -> dict[str, Any]:

@@ -97,14 +97,20 @@ def topic(
     store: Store,
     name: Annotated[str | None, Argument(metavar="NAME", help="One topic; all topics without it.")] = None,
     create: Annotated[bool, Option("--create", help="Create or change it. Writes to the store.")] = False,
-    queues: Annotated[int, Option(min=1, metavar="N", help="Number of queues.")] = 4,
-    kind: Annotated[TopicType, Option("--type", help="Type of messages that it accepts.")] = TopicType.NORMAL,
-    perm: Annotated[int, Option(min=0, max=15, metavar="N", help="6 read and write, 4 read, 2 write.")] = 6,
+    queues: Annotated[int | None, Option(min=1, metavar="N", help="Number of queues; 4 of a new topic.")] = None,
+    kind: Annotated[
+        TopicType | None, Option("--type", help="Type of messages that it accepts; NORMAL of a new topic.")
+    ] = None,
+    perm: Annotated[
+        int | None,
+        Option(min=0, max=15, metavar="N", help="6 read and write, 4 read, 2 write; 6 of a new topic."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the topics of a store, show one, or create one.
 
-    With --create a store that does not exist is created, in a directory that does.
+    With --create a store that does not exist is created, in a directory that does. Of a topic that is there, what is
+    not given stays as it is.
     """
     from recovery.cli import messages as sending
 

@@ -200,6 +200,16 @@ def test_topics_are_listed_and_created(tmp_path: Path, capsys: pytest.CaptureFix
     )
 
 
+def test_what_is_not_given_of_a_topic_stays(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command that a refused send names makes no queue, and no message in it, go away."""
+    run(capsys, "topic", store, "orders", "--create", "--queues", 8)
+    with broker.open(store) as opened:
+        opened.append(broker.Message("orders", b"1"), queue_id=7)
+    mixed = run(capsys, "topic", store, "orders", "--create", "--type", "MIXED")
+    assert (mixed["message_type"], mixed["read_queues"], mixed["perm"]) == ("MIXED", 8, 6)
+    assert run(capsys, "topic", store, "orders", "--create", "--perm", 4) == {**mixed, "perm": 4}
+
+
 @pytest.mark.parametrize("name", ["commitlog_offset", "unique_key", "message_id"])
 @pytest.mark.parametrize("decision", ["commit", "rollback"])
 def test_a_person_decides(store: Path, capsys: pytest.CaptureFixture[str], name: str, decision: str) -> None:
