@@ -97,7 +97,7 @@ def consumer(
     if as_json:
         print_json_list(one.as_json() for one in found)
     else:
-        show(screen_consume.group_positions(found))
+        show(screen_consume.group_positions(found, group, topic))
 
 
 class Switch(StrEnum):

@@ -81,7 +81,7 @@ def copy_store(
     Raises NotAStore, StoreError, NotUnderstood for a store in use whose derived files cannot be made from its log,
     StoreLocked for one that `checkback follow` fills.
     """
-    source, target = path.rstrip(os.sep) or os.sep, out.rstrip(os.sep)
+    source, target = path.rstrip(os.sep) or os.sep, out.rstrip(os.sep) or os.sep
     disk, paths = Disk(), Paths(source)
     StoreFiles.open(source)
     is_ours = read_store_file(disk, paths) is not None

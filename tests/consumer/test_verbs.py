@@ -92,6 +92,12 @@ def test_dlq_sends_one_of_them(path: str) -> None:
     assert [one["message_id"] for one in sent] == [letter["message_id"]]
 
 
+def test_consumer_names_the_group_that_is_not_there(path: str) -> None:
+    """Others have positions: a mistyped name is not a store without groups."""
+    assert run("consumer", path, "biling") == "No group biling has a position here.\n"
+    assert run("consumer", path, "billing", "--topic", "ordres") == "No group billing has a position in ordres.\n"
+
+
 def test_consumer_shows_how_far_behind_a_group_is(path: str) -> None:
     found = json.loads(run("consumer", path, "billing", "--topic", "orders", "--json"))
     assert [(one["position"], one["end"], one["lag"]) for one in found if one["queue_id"] == 0] == [(2, 3, 1)]

@@ -53,9 +53,10 @@ def _id(letter: DeadLetter) -> str:
     return letter.unique_key or letter.message_id
 
 
-def group_positions(found: Sequence[GroupPosition]) -> Iterator[Shown]:
+def group_positions(found: Sequence[GroupPosition], group: str | None, topic: str | None) -> Iterator[Shown]:
     if not found:
-        yield "No group has a position here."
+        who = "No group" if group is None else f"No group {printable(group)}"
+        yield f"{who} has a position {'here' if topic is None else f'in {printable(topic)}'}."
         return
     rows = [
         (one.group, one.topic, one.queue_id, one.position, one.end, one.lag, "paused" * one.paused) for one in found
