@@ -112,9 +112,10 @@ class Build:
         for outcomes in self.tracker.outcomes():
             self._add_to_table(outcomes.slots(self.files.table_generation))
         self._look_at_live_queues()
+        first_made = [(queue, queue.begin) for queue in self.queues.values()]
         self._carry_over()
-        for queue in self.queues.values():
-            queue.fill_front(FILLER.pack())
+        for queue, first in first_made:  # readers take an empty unit for the end of the queue
+            queue.fill_front(first, FILLER.pack())
         self.index.finish()
         for files in self._unit_files():
             files.force()

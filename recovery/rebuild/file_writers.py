@@ -71,11 +71,13 @@ class UnitFiles:
         self.begin = begin if self.begin < 0 else min(self.begin, begin)
         self.end = max(self.end, end)
 
-    def fill_front(self, unit: bytes) -> None:
-        """Put a unit into all places before the first one in its file."""
+    def fill_front(self, stop: int, unit: bytes) -> None:
+        """Put a unit into all empty places from the beginning of the first file up to the number `stop`."""
         first = self.first_of_file()
-        if first < self.begin:
-            self._write_run(first, np.frombuffer(unit * (self.begin - first), self.dtype))
+        if first < stop:
+            rows = self.read(first, stop - first)
+            rows[rows["size"] == 0] = np.frombuffer(unit, self.dtype)
+            self._write_run(first, rows)
 
     def bases(self) -> Iterator[int]:
         """Where each file begins."""

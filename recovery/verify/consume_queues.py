@@ -26,6 +26,7 @@ from recovery.scan.units import Interval, IntervalSet, Ints, NumberedUnits, Rows
 from recovery.verify.comparison import FinishContext
 from recovery.verify.kinds.light_queues import further_queues
 
+_AT_ONCE = 1 << 16
 _HELD = 100_000
 _CLOCK_READINGS_APART_MS = 1000
 _LONGEST_DELAY_MS = 366 * 86_400_000
@@ -227,15 +228,22 @@ class QueueComparison:
             self._orphans(queue, claimed, context.begin_offset, context.ignore_from)
 
     def _empty_front(self, queue: _Queue, claimed: IntervalSet) -> None:
-        """A first file that begins with nothing: readers and brokers take the queue for empty. Fillers belong there."""
+        """Nothing in front of the first record that is left: readers and brokers take it for the end of the queue.
+
+        What expired stands there, or a filler.
+        """
         units = queue.units
         first, stop = next(claimed.gaps(units.begin, units.end), (-1, -1))
         if not (isinstance(units, UnitFile) and first == units.begin and stop < units.end):
             return
-        if units.read(first, 1)["size"][0] == 0:
-            text = f"units {first} to {stop - 1} of queue {queue.queue_id} of {queue.topic} are empty"
-            offset = int(units.read(stop, 1)["commitlog_offset"][0])
-            self._report("queue-missing", queue, first, offset, f"{text}: nobody will consume what follows", {})
+        for start in range(first, stop, _AT_ONCE):
+            empty = np.flatnonzero(units.read(start, min(_AT_ONCE, stop - start))["size"] == 0)
+            if len(empty):
+                text = f"unit {start + empty[0]} of queue {queue.queue_id} of {queue.topic} is empty"
+                offset = int(units.read(stop, 1)["commitlog_offset"][0])
+                text = f"{text}: nobody will consume what follows, from unit {stop} on"
+                self._report("queue-missing", queue, start + int(empty[0]), offset, text, {})
+                return
 
     def _orphans(self, queue: _Queue, claimed: IntervalSet, begin_offset: int, ignore_from: int | None) -> None:
         units = queue.units

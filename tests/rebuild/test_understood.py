@@ -339,14 +339,17 @@ def test_a_queue_of_a_log_that_its_broker_cleaned_is_not_empty(kind_store: Calla
     with broker.open(path, read_only=True) as store:
         assert store.queue_range("Plain", 0) == before == (41, 243)
     assert verify(path).ok
-    with min(directory.iterdir()).open("r+b") as file:
-        file.write(bytes(41 * Unit.SIZE))
-    (found,) = verify(path).findings
-    assert (found.kind, found.text.partition(":")[0]) == (
-        "queue-missing",
-        "units 0 to 40 of queue 0 of Plain are empty",
-    )
-    assert [(one.kind, one.count) for one in rebuild(path).differences] == [("missing", 41)]
+    for expired in (0, 7):
+        with min(directory.iterdir()).open("r+b") as file:
+            file.write(Unit(0, 100, 0).pack() * expired + bytes((41 - expired) * Unit.SIZE))
+        (found,) = verify(path).findings
+        assert found.kind == "queue-missing"
+        assert f"unit {expired} of queue 0 of Plain is empty" in found.text
+        assert [(one.kind, one.count) for one in rebuild(path).differences] == [("missing", 41 - expired)]
+    rebuild(path, apply=True, broker_is_stopped=True)
+    with broker.open(path, read_only=True) as store:
+        assert store.queue_range("Plain", 0) == before
+    assert verify(path).ok
 
 
 @pytest.mark.parametrize("damage", [b"", b"\xff" * 4096, b"\0" * 2040], ids=["empty", "ones", "short"])
