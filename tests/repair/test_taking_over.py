@@ -176,6 +176,24 @@ def test_every_message_of_a_log_that_its_broker_cleaned_is_received(store: Calla
     assert verify(path).ok
 
 
+@pytest.mark.usefixtures("is_still")
+def test_a_queue_all_of_whose_messages_expired_goes_on_at_its_number(store: Callable[[str], Path]) -> None:
+    """The broker's groups have read so far: below it they would receive nothing."""
+    path = store("kinds/rocketmq-5.5.0-segments")
+    for segment in sorted((path / "commitlog").iterdir())[:-1]:
+        segment.unlink()
+    half = "RMQ_SYS_TRANS_HALF_TOPIC"
+    with broker.open(path, read_only=True) as reader:
+        assert reader.queue_range(half, 0) == (40, 40)
+    taken(path)
+    with broker.open(path) as live:
+        assert live.queue_range(half, 0) == (40, 40)
+        prepared = live.transactions.prepare(broker.Message("Plain", b"new"), "group")
+        live.transactions.commit(prepared)
+        assert live.queue_range(half, 0) == (40, 41)
+    assert verify(path).ok
+
+
 def test_undo_says_where_the_files_of_a_store_that_was_taken_over_are(store: Callable[[str], Path]) -> None:
     path = store(PLAIN)
     taken(path)

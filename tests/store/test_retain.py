@@ -194,6 +194,33 @@ def test_what_retention_left_is_received_after_a_recovery_without_a_checkpoint(
     assert verify(tmp_path).ok
 
 
+def test_a_queue_all_of_whose_messages_expired_goes_on_at_its_number(tmp_path: Path) -> None:
+    """After a recovery without a checkpoint, too: below the group's position nobody would receive what comes."""
+    with broker.open(tmp_path, layout=SMALL, sync="os") as opened:
+        for _ in range(3):
+            opened.append(broker.Message("idle", b"old"))
+        with opened.consumer("billing", "idle") as consumer:
+            for _ in range(3):
+                consumer.ack(received(consumer))
+        settled(opened.writer, 0, 1400)
+        opened.retain(ALL)
+        assert opened.queue_range("idle", 0) == (3, 3)
+    for name in ("control", "checkpoint"):
+        (tmp_path / "checkback" / name).unlink()
+    with broker.open(tmp_path, sync="os") as opened:
+        assert opened.queue_range("idle", 0) == (3, 3)
+        assert opened.append(broker.Message("idle", b"new")).queue_offset == 3
+        with opened.consumer("billing", "idle") as consumer:
+            assert received(consumer).body == b"new"
+    assert verify(tmp_path).ok
+
+
+def received(consumer: broker.Consumer) -> broker.ReceivedMessage:
+    message = consumer.receive(timeout_s=20)
+    assert message is not None
+    return message
+
+
 def test_an_end_whose_half_is_gone_settles_nothing(store: LiveStore) -> None:
     """Killed before it was dispatched: the next process finds no half, and goes on."""
     store.retain(ALL, now_ms=later_ms(store))

@@ -13,6 +13,7 @@ from broker.store.engines.half_op import HALF_OP
 from broker.store.engines.replay_watch import ReplayWatch
 from broker.store.maintain.checkpointing import checkpoint_as_is
 from broker.store.read.log_reader import LogReader
+from broker.store.recover.expired import ends_of_broker, expired_ends, go_on_at
 from broker.store.recover.survey import Survey
 from broker.store.recover.truncate import cut_derived, cut_log, empty_derived, keep_aside, write_again
 from broker.store.shared.checkpoint_file import OwnCheckpoint
@@ -69,9 +70,11 @@ def _cut_derived(parts: StoreParts, survey: Survey, _progress: Progress) -> None
 
 
 def _empty_derived(parts: StoreParts, survey: Survey, _progress: Progress) -> None:
+    ends = expired_ends(parts.disk, parts.paths.store, survey.begin)
     empty_derived(parts.disk, parts.paths, parts.engine)
     _set_words(parts, OwnCheckpoint(survey.begin), survey.tail.end)
     parts.cells.reset()
+    go_on_at(parts, ends)
 
 
 def _believe(parts: StoreParts, survey: Survey, _progress: Progress) -> None:
@@ -99,6 +102,8 @@ def _replay(parts: StoreParts, survey: Survey, progress: Progress) -> None:
     if watch is not None:
         replay.after = watch.on_dispatched
     replay.run(start, end, after)
+    if survey.point is None:
+        go_on_at(parts, ends_of_broker(parts.disk, parts.paths, survey.begin))
     if watch is not None:
         watch.finish()
 
