@@ -138,8 +138,10 @@ class ClusterTransactions(HalfMessageService):
                     error,
                     extra=event("check-unanswered", **fields_of_half(half)),
                 )
-            except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - it did not say how it ended
-                _log.warning(  # an exit of its own would end this client's event loop
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:  # noqa: BLE001 - an exit of its own would end this client's event loop
+                _log.warning(
                     "%s: the resolver failed with %s: %s",
                     half.message_id,
                     type(error).__name__,
