@@ -200,6 +200,8 @@ def _how_to_apply(path: str) -> str:
     from broker.store.disk.paths import Paths
     from broker.store.read.layout import read_store_file
 
+    if Disk().entry(Paths(path).followed) is not None:
+        return "It is a copy that follows a master (checkback follow), which has no such files: --apply would refuse"
     if read_store_file(Disk(), Paths(path)) is not None:
         return f"Put what was made in place with: checkback rebuild {path} --apply"
     command = f"checkback rebuild {path} --apply --broker-is-stopped"

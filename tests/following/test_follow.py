@@ -26,6 +26,7 @@ from recovery.following.status import FollowerStatus
 from recovery.repair import crash
 from recovery.repair.copying import copy_store
 from recovery.verify.verifier import verify
+from tests.cli.command import command
 from tests.following.masters import (
     OF_LOG,
     SEGMENT,
@@ -204,7 +205,7 @@ def test_a_copy_without_a_byte_takes_the_right_size_after_a_wrong_one(tmp_path: 
             follow_once(address, copy, segment_bytes=2 * SEGMENT)
 
 
-def test_nobody_else_writes_to_a_copy(tmp_path: Path) -> None:
+def test_nobody_else_writes_to_a_copy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with served(tmp_path / "master") as (store, address):
         traffic(store, 10)
         copy = tmp_path / "copy"
@@ -218,6 +219,8 @@ def test_nobody_else_writes_to_a_copy(tmp_path: Path) -> None:
         with Follower(address, copy), pytest.raises(StoreLocked, match=f"checkback salvage {copy} NEW"):
             copy_store(str(copy), str(tmp_path / "other"))
         copy_store(str(copy), str(tmp_path / "other"))
+        ran = command(capsys, "rebuild", copy)
+        assert (ran.code, "--apply would refuse" in ran.out, "Stop the broker" in ran.out) == (1, True, False)
         with pytest.raises(StoreError, match="not a copy that follows"):
             Follower(address, tmp_path / "master")
         with pytest.raises(StoreError, match=f"there is no directory {tmp_path / 'volume'}"):  # that is not mounted
