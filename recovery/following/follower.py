@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
-from broker.errors import StoreError
+from broker.errors import CorruptStore, StoreError
 from broker.format.commitlog import SEGMENT_SIZE
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths, path_of_store
@@ -136,6 +136,10 @@ class Follower:
             end, last = self._verifier.whole_records(bases[0])
             mark = bases[0], end, last
         begin, end, last = max(mark[0], bases[0]), mark[1], mark[2]
+        if end > begin and (end - 1) - (end - 1) % self.log.segment_bytes not in bases:
+            book = self._paths.followed_book
+            text = f"{self.path} lacks its last segment, up to {end}. Remove {book}: what is left is verified again"
+            raise CorruptStore(f"{text}, and the rest is copied again", path=self.path)
         if begin < end <= last:  # as earlier versions noted it under load: nothing could be compared from there on
             last = max((at for at in self._verifier.book.boundaries() if begin <= at < end), default=begin)
         self.log.resume(begin, end, last)

@@ -127,6 +127,19 @@ def test_without_its_book_a_copy_is_verified_again(tmp_path: Path) -> None:
     assert (after.digest, after.records, after.end_offset) == (before.digest, before.records, before.end_offset)
 
 
+def test_a_copy_whose_last_segment_was_removed_says_how_it_goes_on(tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    with served(tmp_path / "master") as (store, address):
+        traffic(store, 600)
+        before = follow_once(address, copy, start="first", segment_bytes=SEGMENT)
+        (copy / "commitlog" / f"{SEGMENT:020}").unlink()
+        with pytest.raises(CorruptStore, match=rf"lacks its last segment, up to {before.end_offset}\. Remove .*\.db: "):
+            Follower(address, copy)
+        os.remove(copy / "checkback" / "followed.db")
+        after = follow_once(address, copy)
+    assert (after.digest, after.records, after.end_offset) == (before.digest, before.records, before.end_offset)
+
+
 @pytest.mark.parametrize("back", [1, 40, 700])
 @pytest.mark.parametrize("went_on", [False, True])
 def test_what_the_master_lost_is_kept_aside_and_named(tmp_path: Path, back: int, went_on: bool) -> None:
