@@ -39,7 +39,7 @@ class GroupPositions:
         self._joining: frozenset[str] = frozenset()  # of a heartbeat that is being worked on
         self._consumers: dict[str, tuple[int, ...]] = {}  # by group, those in processes that have the store open
         self._changes, self._looked_s = -1, 0.0
-        self._resets: dict[Queue, tuple[int, float]] = {}  # what a client learns with its next pull, until when
+        self._resets: dict[Queue, float] = {}  # what a client learns with its next pull, until when
         self._fences: dict[Queue, int] = {}  # of the queues from which clients pull, since they know where they stand
         self._fences_looked_s = 0.0
 
@@ -118,7 +118,7 @@ class GroupPositions:
             for member in self._members.values():
                 member.beat()
             self._notice_resets(now_s)
-            for place in [place for place, (_, until_s) in list(self._resets.items()) if until_s < now_s]:
+            for place in [place for place, until_s in list(self._resets.items()) if until_s < now_s]:
                 self._resets.pop(place, None)
 
     def _notice_resets(self, now_s: float) -> None:
@@ -128,7 +128,7 @@ class GroupPositions:
         """
         if now_s - self._fences_looked_s < _LOOK_S:
             return
-        self._fences_looked_s, cells = now_s, self.table.cells
+        self._fences_looked_s = now_s
         for place, fence in list(self._fences.items()):
             if place[0] not in self._members:
                 del self._fences[place]
@@ -136,11 +136,9 @@ class GroupPositions:
                 continue
             elif self.is_leased(*place):
                 del self._fences[place]  # its consumer notices by itself
-            elif (cell := cells.find(*place)) is not None:
-                with cells.lock:  # both words are of one reset
-                    self._fences[place], position = cells.fence(cell), cells.position(cell)
-                if position != UNSET:  # else the group was deleted
-                    self._resets[place] = position, now_s + _RESET_S
+            else:
+                with self.table.cells.lock:  # the fence comes first, and then the position
+                    self._resets[place], self._fences[place] = now_s + _RESET_S, self._fence(place)
 
     def _fence(self, place: Queue) -> int:
         """The fence of a queue; what a new cell has when there is none."""
@@ -215,15 +213,20 @@ class GroupPositions:
                 cells.set_position(cells.make(group, topic, queue_id), queue_offset)
                 self._fences[group, topic, queue_id] = self._fence((group, topic, queue_id))
             if is_online and not is_leased:
-                self._resets[group, topic, queue_id] = queue_offset, time.monotonic() + _RESET_S
+                self._resets[group, topic, queue_id] = time.monotonic() + _RESET_S
 
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
-        """Where a client must go on, once; from now on resets of the queue by other processes are noticed."""
-        place = group, topic, queue_id
-        found = self._resets.pop(place, None)  # the event loop does it: without the lock
+        """Where a client must go on, once; from now on resets of the queue by other processes are noticed.
+
+        That is where the group stands now: a client of another server may have learned of the reset, and gone on.
+        """
+        place, cells = (group, topic, queue_id), self.table.cells
+        is_reset = self._resets.pop(place, None) is not None  # the event loop does it: without the lock
         if place not in self._fences and len(self._fences) < _FENCES_MAX:
             self._fences[place] = self._fence(place)
-        return None if found is None else found[0]
+        cell = cells.find(*place) if is_reset else None
+        position = UNSET if cell is None else cells.position(cell)
+        return None if position == UNSET else position  # UNSET: the group was deleted
 
     def is_reset(self, group: str, topic: str, queue_id: int) -> bool:
         """Whether a client is to go on elsewhere, and does not know it."""

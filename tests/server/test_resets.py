@@ -11,6 +11,7 @@ from broker.consuming.group.positions import Positions, Start
 from broker.remoting.codes import RequestCode as Code
 from broker.remoting.codes import ResponseCode as Answer
 from tests.server.conftest import Connect, Serve
+from tests.server.processes import await_true
 
 
 def test_a_reset_reaches_clients_with_their_next_pull(serve: Serve, connect: Connect) -> None:
@@ -74,3 +75,20 @@ def test_a_reset_by_another_process_reaches_clients(
     assert client.request(Code.QUERY_CONSUMER_OFFSET, commit).ext == {"offset": "0"}
     assert client.request(Code.UPDATE_CONSUMER_OFFSET, commit | {"commitOffset": 1}).code == Answer.SUCCESS
     assert client.request(Code.QUERY_CONSUMER_OFFSET, commit).ext == {"offset": "1"}
+
+
+def test_a_reset_that_a_client_of_another_server_learned_takes_nothing_back(serve: Serve, connect: Connect) -> None:
+    one, other = serve(), serve()
+    client, at_other = connect(one), connect(other)
+    for _ in range(3):
+        client.publish("orders", b"x")
+    client.heartbeat(consumer="billing", topics={"orders": "*"})
+    client.answer(client.pull("billing", "orders", 3))
+    reset = {"topic": "orders", "group": "billing", "timestamp": 0, "isForce": "true"}
+    await_true(lambda: other.context.groups.get("billing") is not None)
+    assert at_other.request(Code.INVOKE_BROKER_TO_RESET_OFFSET, reset).code == Answer.SUCCESS
+    await_true(lambda: one.context.positions.has_resets)
+    commit = {"consumerGroup": "billing", "topic": "orders", "queueId": 0, "commitOffset": 2}
+    assert at_other.request(Code.UPDATE_CONSUMER_OFFSET, commit).code == Answer.SUCCESS
+    answer = client.answer(client.pull("billing", "orders", 3))
+    assert (answer.remark, answer.ext["nextBeginOffset"]) == ("OFFSET_RESET", "2")
