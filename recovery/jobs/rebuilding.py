@@ -15,7 +15,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from broker.errors import BrokerError
+from broker.errors import BrokerError, CorruptStore
 from broker.transaction.events import TransactionState
 from recovery.humanize import count, moment
 from recovery.jobs.approvals import SHOWN, PlanChanged, code, keys_of, plan_id, waiting_lines
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from recovery.rebuild.report import RebuildReport
 
 _DERIVED = ("slot-", "table-", "redo-", "queue-", "index-", "files-missing")  # findings that a rebuild repairs
+_HOLES = ("segment-missing", "segment-overlap", "segment-size", "corrupt-region")  # of the CommitLog
 _LINES = 50
 _PARTS = {"statetable": "state table", "redolog": "redo log", "consumequeue": "queue", "index": "index"}
 _STATES = {
@@ -165,9 +166,28 @@ def _transaction(path: str, commitlog_offset: int) -> str:
 
 def _compared_on_spark(path: str, spark: Any) -> tuple[dict[str, Any], list[str], str]:
     """The same, from the findings of a verification that a rebuild repairs."""
+    from broker.store.disk.files import Disk
+    from broker.store.read.inventory import refusal
+    from recovery.rebuild.misfits import misfits_of_store
+    from recovery.scan.store_files import StoreFiles
+
     report = verified(path, spark)
+    _refuse_damages(path, report)
     counts, lines, identity = _findings(path, report)
-    return {**report, "counts": counts, "ok": not counts}, lines, identity
+    misfits = misfits_of_store(StoreFiles.open(path), Disk())
+    why = str(refusal(path, misfits)) if misfits else ""
+    return {**report, "counts": counts, "ok": not counts, "refusal": why}, lines, identity
+
+
+def _refuse_damages(path: str, report: Mapping[str, Any]) -> None:
+    """As the rebuild itself does: a person would approve in vain. Raises CorruptStore."""
+    for one in report["findings"]:
+        where = one["file"]
+        if one["kind"] in _HOLES and "commitlog" in (os.path.basename(where), os.path.basename(os.path.dirname(where))):
+            text = (
+                f"{where} at CommitLog offset {one['commitlog_offset']}: {one['text']}. What is derived from a damaged"
+            )
+            raise CorruptStore(f"{text} log is not better. Run: checkback salvage {path} OUT", path=where)
 
 
 def _rebuilt_on_spark(path: str, spark: Any, expected: str | None) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +12,11 @@ from pathlib import Path
 import pytest
 
 import broker
-from recovery.jobs import tasks
+from recovery.jobs import rebuilding, tasks
 from recovery.jobs.approvals import waiting_lines
 from recovery.jobs.checks import check_settings
 from recovery.jobs.setup import LATEST_RETENTION, alone, last_report
+from recovery.verify.verifier import verify
 from recovery.views.overview import overview
 from tests.jobs.shops import ANSWERS, LATE_MS, SMALL, bodies, in_child, killed_shop, park, shop, spoil_slot, tree
 
@@ -137,6 +139,39 @@ def test_a_wrong_slot_is_found_and_mended_once(tmp_path: Path) -> None:
     assert not tasks.rebuild_table(path, now_ms=5)["applied"]
     assert tasks.verify(path, now_ms=6)["ok"]
     assert not tasks.compare_table(path, now_ms=7)["needed"]
+
+
+@pytest.mark.parametrize("damage", [b"\xff" * 20, None])
+def test_no_exchange_is_offered_on_a_damaged_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: bytes | None
+) -> None:
+    """Spark showed what differs, a person approved it, and the rebuild then refused it."""
+    monkeypatch.setattr(rebuilding, "verified", lambda path, _spark: verify(path).as_json())
+    path = shop(tmp_path / "shop")
+    segment = path / "commitlog" / f"{0:020}"
+    if damage is None:  # one is missing in the middle
+        shutil.copy(segment, segment.with_name(f"{2 << 20:020}"))
+    else:
+        with segment.open("r+b") as file:
+            file.seek(400)
+            file.write(damage)
+    for compare in (rebuilding._compared, lambda path: rebuilding._compared_on_spark(path, None)):
+        with pytest.raises(broker.CorruptStore, match=r"CommitLog offset .* is not better\. Run: checkback salvage"):
+            compare(str(path))
+
+
+def test_what_cannot_be_exchanged_is_said_before_it_is_approved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By both engines: an entry that nobody understands is in the way."""
+    monkeypatch.setattr(rebuilding, "verified", lambda path, _spark: verify(path).as_json())
+    path = shop(tmp_path / "shop")
+    spoil_slot(path, 3)
+    (path / "consumequeue" / "orders" / "0").mkdir(parents=True, exist_ok=True)
+    (path / "consumequeue" / "orders" / "0" / "mystery").mkdir()
+    for compare in (rebuilding._compared, lambda path: rebuilding._compared_on_spark(path, None)):
+        report, _, _ = compare(str(path))
+        assert (report["ok"], "mystery" in report["refusal"]) == (False, True)
 
 
 def test_reports_are_kept_and_the_last_one_is_found(tmp_path: Path) -> None:
