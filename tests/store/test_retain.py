@@ -205,10 +205,12 @@ def test_a_queue_all_of_whose_messages_expired_goes_on_at_its_number(tmp_path: P
         settled(opened.writer, 0, 1400)
         opened.retain(ALL)
         assert opened.queue_range("idle", 0) == (3, 3)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "consumequeue" / "idle" / "0").iterdir()}
     for name in ("control", "checkpoint"):
         (tmp_path / "checkback" / name).unlink()
     with broker.open(tmp_path, sync="os") as opened:
         assert opened.queue_range("idle", 0) == (3, 3)
+        assert {path.name: path.read_bytes() for path in (tmp_path / "consumequeue" / "idle" / "0").iterdir()} == before
         assert opened.append(broker.Message("idle", b"new")).queue_offset == 3
         with opened.consumer("billing", "idle") as consumer:
             assert received(consumer).body == b"new"

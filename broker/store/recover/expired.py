@@ -47,9 +47,10 @@ def ends_of_broker(disk: Disk, paths: Paths, begin: int) -> Ends:
 
 
 def go_on_at(parts: StoreParts, ends: Ends) -> None:
-    """Let queues without records go on at these numbers: with fillers below them, as brokers write them."""
+    """Let queues without records go on at these numbers; one that is not there gets fillers below it, as brokers do."""
     for (topic, queue_id), end in ends.items():
         cell = parts.cells.of(topic, queue_id)
         if not parts.cells[cell]:
-            parts.dispatcher.queue(cell).put((end - 1) * UNIT_SIZE, 0, FILLER_SIZE, 0)
+            if parts.disk.entry(parts.paths.queue(topic, queue_id)) is None:
+                parts.dispatcher.queue(cell).put((end - 1) * UNIT_SIZE, 0, FILLER_SIZE, 0)
             parts.cells[cell] = end

@@ -71,7 +71,7 @@ def _cut_derived(parts: StoreParts, survey: Survey, _progress: Progress) -> None
 
 def _empty_derived(parts: StoreParts, survey: Survey, _progress: Progress) -> None:
     ends = expired_ends(parts.disk, parts.paths.store, survey.begin)
-    empty_derived(parts.disk, parts.paths, parts.engine)
+    empty_derived(parts.disk, parts.paths, parts.engine, ends)  # killed behind this, the next one finds them again
     _set_words(parts, OwnCheckpoint(survey.begin), survey.tail.end)
     parts.cells.reset()
     go_on_at(parts, ends)

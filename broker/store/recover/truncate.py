@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 
 from broker.format.consumequeue import UNIT_SIZE
 from broker.format.properties import UNIQ_KEY
@@ -104,18 +105,22 @@ def write_again(disk: Disk, paths: Paths, start: int, segment_bytes: int) -> Non
 # What is derived
 
 
-def empty_derived(disk: Disk, paths: Paths, engine: TransactionEngine) -> None:
-    """Remove all derived files, and the checkpoint that spoke of them first."""
+def empty_derived(disk: Disk, paths: Paths, engine: TransactionEngine, kept: Iterable[tuple[str, int]]) -> None:
+    """Remove all derived files but the queues in `kept`, and the checkpoint that spoke of them first."""
     if disk.entry(paths.own_checkpoint) is not None:
         disk.remove(paths.own_checkpoint)
     disk.remove_tree(paths.beginnings)
+    known = {(topic, str(queue_id)) for topic, queue_id in kept}
+    topics = {topic for topic, _ in known}
     for directory in (paths.consumequeue, paths.index, *engine.directories(paths)):
         found = disk.entry(directory)
         if found is None or not found.is_directory:
             disk.remove_tree(directory)
             disk.create_directory(directory)
         for entry in disk.entries(directory):  # it stays itself: it may be a link, or where a disk is mounted
-            disk.remove_tree(entry.path)
+            if directory != paths.consumequeue or entry.name not in topics:
+                disk.remove_tree(entry.path)
+    _remove_other_queues(disk, paths, known)
 
 
 def cut_derived(parts: StoreParts, point: OwnCheckpoint) -> None:
