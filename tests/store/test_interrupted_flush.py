@@ -87,3 +87,26 @@ def test_a_consumer_that_an_interrupt_left_with_the_lock_closes(tmp_path: Path) 
         if not ended.wait(WAIT_S):
             held._threads = threading.RLock()  # else the end of the store waits, too
             pytest.fail("it never closed")
+
+
+@pytest.mark.parametrize("where", ["_mutex", "lock"])
+def test_a_signal_handler_that_sends_inside_a_flush_is_refused(tmp_path: Path, where: str) -> None:
+    """It waited for the thread that it interrupted, which is its own, and another thread led meanwhile."""
+    raised: list[BaseException] = []
+    with broker.open(tmp_path / "store", layout=broker.StoreLayout.small()) as store:
+        syncer = store.writer.syncer
+
+        def interrupted() -> None:
+            with getattr(syncer, where):
+                syncer._leader = -1
+                try:
+                    store.append(broker.Message("orders", b"x"))
+                except broker.StoreError as error:
+                    raised.append(error)
+                syncer._leader = 0
+
+        thread = threading.Thread(target=interrupted, daemon=True)
+        thread.start()
+        thread.join(10)
+        assert "already inside an append" in str(raised)
+        store.append(broker.Message("orders", b"y"))

@@ -56,7 +56,7 @@ class AppendLock:
             if not self._threads.acquire(blocking=False):
                 self._wait_for_threads()
             if self._held:
-                raise self._taken_twice()
+                raise self.taken_twice()
             if not self._kept and self._flock_now(self._descriptor, _TRY):
                 for _ in range(_SPINS):
                     if not self._flock_now(self._descriptor, _TRY):
@@ -130,6 +130,11 @@ class AppendLock:
             raise
         return False
 
+    @property
+    def is_mine(self) -> bool:
+        """Whether this thread is inside: it is a signal handler then, which interrupted it."""
+        return self._held and self._threads._is_owned()  # type: ignore[attr-defined]  # noqa: SLF001
+
     def acquire(self) -> None:
         """What `with` does first."""
         self.__enter__()
@@ -168,7 +173,7 @@ class AppendLock:
                 fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             self._threads.release()
 
-    def _taken_twice(self) -> StoreError:
+    def taken_twice(self) -> StoreError:
         """Waiting would never end, and going on would overwrite what is half done."""
         text = (
             f"{self.path}: this thread is already inside an append, which a signal handler interrupted, or which an "

@@ -52,7 +52,7 @@ class Syncer:
 
     def after_fork(self) -> None:
         """In a forked child nobody leads and nobody waits: no other thread lives there."""
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()  # knows its owner, so that a signal handler inside can be refused
         self._leader = 0  # the thread that leads; 0: none does
         self._waited = 0  # how many threads waited beside the leader when the last flush was done
         self._waiting: list[tuple[int, threading.Lock]] = []
@@ -94,6 +94,7 @@ class Syncer:
             return True
         if flusher is None or not self._is_alone or self._is_slow or words[_POISON]:
             return False
+        self._check_not_inside()
         with self._mutex:
             if self._begun is None and not self._leader and self.log.begin_flush(flusher, durable, stop):
                 self._begun = stop
@@ -107,6 +108,7 @@ class Syncer:
         words, turn = self._words, None
         try:
             while words[_DURABLE] < commitlog_offset:
+                self._check_not_inside()
                 with self._mutex:
                     turn = None
                     if self._leader in (0, threading.get_ident()):  # its own: an interrupt left it the lead
@@ -123,6 +125,11 @@ class Syncer:
             if not isinstance(error, BrokerError):  # an interrupt, which can come at any line
                 self.give_back(turn)
             raise
+
+    def _check_not_inside(self) -> None:
+        """Raises StoreError in a signal handler that interrupted this thread inside: to wait would never end."""
+        if self.lock.is_mine or self._mutex._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001
+            raise self.lock.taken_twice()
 
     def _lead(self, commitlog_offset: int) -> None:
         try:
