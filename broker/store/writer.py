@@ -149,8 +149,8 @@ def _admit(
     if parts.control[Word.POISON] and parts.control.is_initialised():
         raise poisoned(parts.path, parts.control[Word.POISON])
     if not trusted:
-        text = f"{parts.path} is open in a process of another version: close it there"
-        raise StoreLocked(text, path=parts.path)
+        text = f"{parts.path} is open in a process of another version, or {parts.paths.queues} was deleted meanwhile"
+        raise StoreLocked(f"{text}: close it there", path=parts.path)
 
 
 def _recover(parts: StoreParts, progress: Progress, expected: RecoveryPlan | None) -> None:
@@ -171,6 +171,8 @@ def _is_trusted(parts: StoreParts, *, alone: bool) -> bool:
     control, segment_bytes, disk = parts.control, parts.layout.segment_bytes, parts.disk
     boot, store = boot_words(disk), two_words(int(parts.store_id, 16))
     if not control.fits(boot, store, disk.inode(parts.paths.control), segment_bytes) or control[Word.POISON]:
+        return False
+    if not parts.cells.is_whole():  # the file was deleted, and has just been made again
         return False
     if not alone:
         return True

@@ -131,3 +131,19 @@ def test_a_segment_that_is_cut_kills_or_refuses_and_acknowledges_nothing(tmp_pat
     assert done.stdout.split("cut")[1].count("sent") == 0
     with pytest.raises(StoreError):
         broker.open(tmp_path)
+
+
+def test_the_numbers_of_queues_are_not_taken_from_a_file_that_was_deleted(tmp_path: Path) -> None:
+    """Made again it is empty: the next message got the number 0, and the place of the first one in its queue."""
+    path = tmp_path / "store"
+    with broker.open(path, layout=LAYOUT, sync="os") as store:
+        _send(store, 1)
+    _delete(path / "checkback/queues")
+    with broker.open(path, layout=LAYOUT, sync="os") as store:
+        assert store.append(broker.Message("orders", b"second")).queue_offset == 1
+        _delete(path / "checkback/queues")
+        opened = f"import broker; broker.open({str(path)!r})"
+        other = subprocess.run([sys.executable, "-c", opened], capture_output=True, text=True, check=False, cwd=ROOT)
+        assert "checkback/queues was deleted meanwhile: close it there" in other.stderr
+    with broker.open(path, layout=LAYOUT, sync="os") as store:
+        assert store.append(broker.Message("orders", b"third")).queue_offset == 2

@@ -79,6 +79,11 @@ class NextOffsets:
         self.known[topic, queue_id] = cell
         return cell
 
+    def is_whole(self) -> bool:
+        """Whether the first and the last cell that the control page counts are there: a new file has none."""
+        count = len(self)
+        return not count or all(self.queue(cell)[0] for cell in (0, count - 1))
+
     def __getitem__(self, cell: int) -> int:
         """The queue offset that the next message of a queue will get."""
         return self.words[cell * CELL_WORDS]
