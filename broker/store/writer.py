@@ -32,6 +32,7 @@ from broker.store.maintain.checkpointing import checkpoint
 from broker.store.read.layout import StoreFile, StoreLayout, read_store_file
 from broker.store.read.log_reader import LogReader
 from broker.store.recover.load import RecoveryPlan, apply, leave, plan
+from broker.store.recover.lost_derived import lost_derived_file
 from broker.store.recover.lost_log import check_log
 from broker.store.recover.steps import Progress
 from broker.store.recover.survey import survey
@@ -176,6 +177,8 @@ def _is_trusted(parts: StoreParts, *, alone: bool) -> bool:
         return False
     if not alone:
         return True
+    if lost_derived_file(disk, parts.paths, parts.layout, parts.engine.name, control.words) is not None:
+        return False
     if control[Word.LOCK_NS] != lock_written_ns(disk, parts.paths):  # a broker has started on the store since
         return False
     tail, log = control[Word.TAIL], parts.appender.log

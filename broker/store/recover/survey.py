@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
 from broker.store.disk.store_lock import is_held
-from broker.store.read.layout import StoreLayout, read_layout
+from broker.store.read.layout import StoreLayout, read_layout, read_store_file
 from broker.store.read.log_reader import LogReader
 from broker.store.read.segments import is_base
+from broker.store.recover.lost_derived import lost_derived_file
 from broker.store.recover.lost_log import file_that_names_a_record, reason_of
 from broker.store.recover.tail import Tail, TailKind, find_tail, is_continued
 from broker.store.recover.watermark import durable_in_this_boot
@@ -113,13 +114,18 @@ def survey(path: str, disk: Disk, *, alone: bool = False) -> Survey:
     page = _page(disk, paths, layout)
     touched = page is not None and not in_use and page[Word.LOCK_NS] != lock_written_ns(disk, paths)
     is_trusted = not alone and not touched and (in_use or not poisoned)  # who is alone has looked
-    if page is not None and is_trusted:
+    if page is not None and is_trusted and (in_use or not _lacks_derived(disk, paths, layout, page)):
         tail = Tail(page[Word.TAIL], page[Word.TAIL], TailKind.WHOLE, page[Word.TAIL])
         if in_use or not is_continued(log, page[Word.TAIL], page[Word.INTENT]):
             facts = SurveyFacts(Owner.US, in_use, page_trusted=True, poisoned=bool(page[Word.POISON]),
                                 ending=_ending(closed=closed), point=Point.BEHIND, tail=TailKind.WHOLE)  # fmt: skip
             return Survey(path, facts, log.begin, page[Word.DURABLE], tail, None, layout)
     return _looked(path, disk, layout, log, closed=closed, in_use=in_use, poisoned=poisoned, touched=touched)
+
+
+def _lacks_derived(disk: Disk, paths: Paths, layout: StoreLayout, page: memoryview[int]) -> bool:
+    file = read_store_file(disk, paths)
+    return file is not None and lost_derived_file(disk, paths, layout, file.transactions, page) is not None
 
 
 def survey_adopted(path: str, disk: Disk, layout: StoreLayout, adopted: int) -> Survey:
