@@ -86,6 +86,9 @@ def _plan_lines(made: RecoveryPlan, misfits: Sequence[Misfit], against: CorruptS
         yield "Nothing needs to be done: opening the store is enough"
     elif made.steps:
         yield f"Do it with: checkback recover {made.survey.path} --apply"
+    elif made.case.label == "foreign":
+        yield "Its broker recovers it at its next start. To go on with it in checkback, stop the broker, and run:"
+        yield f"checkback recover {made.survey.path} --apply --broker-is-stopped"
 
 
 def _report_lines(report: RecoveryReport) -> Iterator[str]:

@@ -135,6 +135,13 @@ def test_a_store_of_rocketmq_5_is_taken_over_with_its_engine(golden_copy: Callab
     assert report.transactions == before
 
 
+def test_the_plan_for_the_store_of_a_broker_says_what_comes_next(golden: Callable[[str], Path]) -> None:
+    path = golden("rocketmq-5.3.3-clean")
+    ran = run("recover", path)
+    assert ran.exit_code == 1
+    assert f"stop the broker, and run:\ncheckback recover {path} --apply --broker-is-stopped" in ran.output
+
+
 def test_rebuild_on_the_command_line(golden_copy: Callable[[str], Path]) -> None:
     path = golden_copy("rocketmq-3.1.5-recovered")
     ran = run("rebuild", path)
