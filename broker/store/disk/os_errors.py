@@ -35,7 +35,7 @@ def explained(error: OSError | ValueError, path: str) -> StoreError:
         text = f"{path}: the disk cannot read it ({reason}). Copy what can be read with: checkback salvage"
         return StoreError(text, path=path)
     if error.errno in (errno.EMFILE, errno.ENFILE):
-        return StoreError(f"{path}: too many files are open ({reason}). Raise the limit with: ulimit -n", path=path)
+        return _too_many_open(path, reason)
     if error.errno in (errno.ESPIPE, errno.ENXIO):
         return CorruptStore(f"{path} is a pipe or a socket, and no store has one. Move it out of the store", path=path)
     return StoreError(f"{path} cannot be read: {reason}. See that it is a readable file or directory", path=path)
@@ -70,6 +70,11 @@ def _does_not_fit(error: OSError, path: str, otherwise: str = "") -> str:
     return f"{path} does not fit ({error.strerror or error}): {room}"
 
 
+def _too_many_open(path: str, reason: object) -> StoreError:
+    text = f"{path}: too many files are open ({reason}). Open a store once in a process, not for each request; or raise"
+    return StoreError(f"{text} the limit with: ulimit -n", path=path)
+
+
 def refused(error: OSError, path: str, needed_bytes: int = 0) -> StoreError:
     """Why a file or directory cannot be written, with a next step."""
     reason = error.strerror or str(error)
@@ -83,7 +88,7 @@ def refused(error: OSError, path: str, needed_bytes: int = 0) -> StoreError:
     if isinstance(error, PermissionError):
         return StoreError(f"{path} may not be written by this user ({reason}). {_owner(path, 'write')}", path=path)
     if error.errno in (errno.EMFILE, errno.ENFILE):
-        return StoreError(f"{path}: too many files are open ({reason}). Raise the limit with: ulimit -n", path=path)
+        return _too_many_open(path, reason)
     return StoreError(
         f"{path} cannot be written: {reason}. See that the disk is well and is mounted for writing", path=path
     )
