@@ -184,7 +184,7 @@ class Breaker:
             text = f"{self._resolver!r} did not answer {self._failed} times; it is asked again in a while"
             return [Answer(Outcome.DOWN, text)] * len(questions)
         first = self._asked(questions[:1], now_ms) if self.is_open else []
-        if first and first[0].outcome is Outcome.DOWN:
+        if first and first[0].outcome is Outcome.DOWN and not first[0].nobody_named:
             return first * len(questions)
         return first + self._asked(questions[len(first) :], now_ms)
 
@@ -192,7 +192,7 @@ class Breaker:
         answers = self._resolver.ask(questions, now_ms) if questions else []
         if any(answer.outcome is not Outcome.DOWN for answer in answers):
             self._failed = 0
-        elif answers:
+        elif any(not answer.nobody_named for answer in answers):  # one for whom nobody is named was not asked
             self._failed += 1
             self._closed_until_ms = now_ms + self._pause_ms
         return answers

@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import create_engine
 
 import broker
 from broker.live import LiveStore
 from recovery.checkback.catalog import attempts_of
 from recovery.checkback.config import Setup
 from recovery.checkback.leader import Leader, LeaderLock, leaders
+from recovery.checkback.ledger_resolver import LedgerResolver
+from recovery.checkback.ledgers.proof import LedgerEvidence
 from recovery.checkback.policy import AtLimit, Policy, Rule
-from recovery.checkback.resolvers import CallableResolver, Router
+from recovery.checkback.resolvers import Breaker, CallableResolver, Router
 from recovery.checkback.round import CheckBack
 from recovery.checkback.service import CheckService, for_producers
 from recovery.cli.shared import WELL
@@ -90,8 +93,6 @@ def test_of_those_that_ask_the_same_one_leads(service_of: Callable[..., CheckSer
 
 def test_two_ledgers_of_one_group_are_led_apart(store: LiveStore, tmp_path: Path) -> None:
     """One process for each tenant: the one cannot answer for the other."""
-    from sqlalchemy import create_engine
-
     services = []
     for tenant in ("a", "b"):
         engine = create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
@@ -204,3 +205,21 @@ def test_what_no_leader_asks_for_is_due_for_airflow(store: LiveStore) -> None:
     assert due_now(store.path, later_ms, {}).event is None
     some.release()
     every.release()
+
+
+def test_a_ledger_says_nothing_of_a_half_message_without_one(store: LiveStore, tmp_path: Path) -> None:
+    """It counted as a check: at its limit it was parked, or rolled back, and the resolver of its group never asked."""
+    halves = prepare(store, "a", "b")
+    ledger = broker.Ledger(create_engine(f"sqlite:///{tmp_path / 'shop.db'}"))
+    ledger.create_all()
+    resolver = Breaker(LedgerResolver(ledger, LedgerEvidence(store)), failures=1)
+    gives_up = Policy(Rule(first_check_after_ms=0, interval_ms=1, most_checks=1, at_limit=AtLimit.ROLLBACK))
+    check = CheckBack(store, resolver, policy=gives_up)
+    for later_ms in (0, 10, 20):
+        report = check.round(check.now_ms() + later_ms)
+        assert (report.down, report.rolled_back, report.newly_parked) == (2, 0, 0)
+        assert not resolver.is_open
+    assert all("no ledger row is named in it" in why for why in report.not_asked)
+    ledger.engine.dispose()
+    assert CheckBack(store, CallableResolver(commits)).round(check.now_ms() + 60_000).committed == 2
+    assert states(store, halves) == ["COMMITTED", "COMMITTED"]

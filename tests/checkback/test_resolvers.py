@@ -259,6 +259,20 @@ def test_after_the_pause_one_question_is_the_test(question: Question) -> None:
     assert resolver.sizes == [4, 1, 1, 3]
 
 
+def test_the_test_after_the_pause_is_one_that_somebody_could_answer(question: Question) -> None:
+    class ForNobody(Fixed):
+        def ask(self, questions: Sequence[Question], now_ms: int) -> list[Answer]:
+            nobody = Answer(Outcome.DOWN, "nobody is named", nobody_named=True)
+            answers = super().ask(questions, now_ms)
+            return [nobody, *answers[1:]] if answers[0].outcome is Outcome.COMMITTED else answers
+
+    breaker = Breaker(ForNobody(Outcome.DOWN, Outcome.COMMITTED), failures=1, pause_ms=1_000)
+    breaker.ask([question] * 3, 0)
+    outcomes = [answer.outcome for answer in breaker.ask([question] * 3, 1_000)]
+    assert outcomes == [Outcome.DOWN, Outcome.DOWN, Outcome.COMMITTED]
+    assert not breaker.is_open
+
+
 def test_a_busy_database_does_not_open_the_breaker(question: Question) -> None:
     breaker = Breaker(Fixed(Outcome.RUNNING), failures=1)
     breaker.ask([question], 0)
