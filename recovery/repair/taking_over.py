@@ -24,9 +24,13 @@ from broker.store.recover.survey import Owner, Survey, survey, survey_adopted
 from broker.store.shared.checkpoint_file import seal
 from broker.store.shared.directory_swap import finish_swap
 from recovery.rebuild import replaced
+from recovery.rebuild.builder import Build
 from recovery.rebuild.quiescence import shape
 from recovery.rebuild.rebuilder import Rebuilding, rebuild, sizes_of
+from recovery.scan.kinds import Kinds
+from recovery.scan.records import Records
 from recovery.scan.store_files import StoreFiles
+from recovery.transactions.events import diverted_halves
 from recovery.verify.causes.log_short import short_log
 
 _GENERATIONS = ("none", "state-table", "half-op")  # that this version can go on writing
@@ -34,10 +38,33 @@ _PAGE_BYTES = 4096  # a broker maps its segments, and makes them of whole pages
 _REASON = "checkback took the store over and made these files again"
 
 
+class _Watching(Build):
+    """Notes the first half message that its broker put among delayed messages."""
+
+    diverted_at: int | None = None
+
+    def _judge(self, records: Records, kinds: Kinds) -> None:
+        super()._judge(records, kinds)
+        found = [places[0] for places in diverted_halves(records, kinds) if len(places)]
+        if found and self.diverted_at is None:
+            self.diverted_at = int(min(found))
+
+
 class _UpToTheEnd(Rebuilding):
     """A rebuild that is not put in place: what the log lacks at its end is looked at here."""
 
     refuses_short = False
+
+    def _build(self, files: StoreFiles, directory: str) -> Build:
+        return _Watching(*self._build_arguments(files, directory), ours=self.ours)
+
+    def _finish(self, build: Build) -> None:
+        super()._finish(build)
+        at = build.diverted_at if isinstance(build, _Watching) and not self.ours else None
+        if at is not None:
+            text = f"{self.path}: the half message at CommitLog offset {at} has a delay. RocketMQ put it among delayed "
+            text += "messages, where its end does not find it, and no other program could settle it as its broker does"
+            raise StoreError(f"{text}. Leave the store to its broker until retention has removed it", path=self.path)
 
 
 @dataclass(frozen=True, slots=True)
