@@ -92,7 +92,7 @@ class LedgerResolver:
         named = {key: binding for half in halves if (key := _key(half)) and (binding := _binding(half))}
         found = self._answers(bound, named) if bound else {}
         found |= self._of_unbound(unbound) if unbound else {}
-        return [found.get(_key(half) or "", _no_row_named(half)) for half in halves]
+        return [found.get(_key(half) or "", _NO_ROW) for half in halves]
 
     def answers(self, groups: dict[str, str]) -> dict[str, Answer]:
         """The answers for keys of this ledger, given with their producer groups."""
@@ -356,12 +356,6 @@ class _BelowMark(Exception):
     """Takes an insert back."""
 
 
-def _no_row_named(half: Half) -> Answer:
-    """Its producer has no ledger: what a ledger does not know of it says nothing, and brings no limit nearer."""
-    text = f"nobody is named who could answer for producer group {half.producer_group!r}: no ledger row is named in it"
-    return Answer(Outcome.DOWN, text, nobody_named=True)
-
-
 _OUTCOMES = {COMMITTED: Outcome.COMMITTED, ROLLED_BACK: Outcome.ROLLED_BACK}
 
 
@@ -399,4 +393,6 @@ def _of_another(named: str | None, binding_id: str) -> Answer:
     return Answer(Outcome.REFUSED, f"nothing was decided: {text}. Name its own database, or its schema")
 
 
+# Its producer has no ledger: what a ledger does not know of it says nothing, and brings no limit nearer.
+_NO_ROW = Answer(Outcome.DOWN, "nobody is named who could answer: no ledger row is named in it", nobody_named=True)
 _UNBOUND = Answer(Outcome.UNKNOWN, "no row, and the half message does not name its database. Run: checkback resolve")
