@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -138,6 +139,7 @@ def desk_at(backend: Backend, url: URL, group: str = "shop") -> Iterator[Desk]:
     try:
         yield desk
     finally:
+        gc.collect()  # sessions that a case dropped: behind dispose() nobody would close their connections
         desk.close()
         engine.dispose()
         other.dispose()
