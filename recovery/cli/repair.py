@@ -87,8 +87,21 @@ def _plan_lines(made: RecoveryPlan, misfits: Sequence[Misfit], against: CorruptS
     elif made.steps:
         yield f"Do it with: checkback recover {made.survey.path} --apply"
     elif made.case.label == "foreign":
-        yield "Its broker recovers it at its next start. To go on with it in checkback, stop the broker, and run:"
-        yield f"checkback recover {made.survey.path} --apply --broker-is-stopped"
+        yield from _next_of_foreign(made.survey.path)
+
+
+def _next_of_foreign(path: str) -> Iterator[str]:
+    from broker.errors import StoreError
+    from broker.store.disk.files import Disk
+    from broker.transaction.foreign import check_not_followed
+
+    try:
+        check_not_followed(path, Disk())
+    except StoreError as error:
+        yield str(error)
+        return
+    yield "Its broker recovers it at its next start. To go on with it in checkback, stop the broker, and run:"
+    yield f"checkback recover {path} --apply --broker-is-stopped"
 
 
 def _report_lines(report: RecoveryReport) -> Iterator[str]:

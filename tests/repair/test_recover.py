@@ -14,6 +14,7 @@ import broker
 from broker.errors import CorruptStore, StoreError
 from broker.format.commitlog import encode
 from broker.store.disk.files import Disk
+from broker.store.disk.paths import Paths
 from broker.store.recover.cases import CASES
 from broker.store.writer import open_writer
 from recovery.cli import repair as verbs_repair
@@ -135,11 +136,18 @@ def test_a_store_of_rocketmq_5_is_taken_over_with_its_engine(golden_copy: Callab
     assert report.transactions == before
 
 
-def test_the_plan_for_the_store_of_a_broker_says_what_comes_next(golden: Callable[[str], Path]) -> None:
-    path = golden("rocketmq-5.3.3-clean")
+def test_the_plan_for_the_store_of_a_broker_says_what_comes_next(golden_copy: Callable[[str], Path]) -> None:
+    path = golden_copy("rocketmq-5.3.3-clean")
     ran = run("recover", path)
     assert ran.exit_code == 1
     assert f"stop the broker, and run:\ncheckback recover {path} --apply --broker-is-stopped" in ran.output
+    followed = Path(Paths(str(path)).followed)  # a copy that follows a master is not taken over
+    followed.parent.mkdir(exist_ok=True)
+    followed.write_text("{}")
+    ran = run("recover", path)
+    assert ran.exit_code == 1
+    assert "--apply" not in ran.output
+    assert f"checkback salvage {path} NEW" in ran.output
 
 
 def test_rebuild_on_the_command_line(golden_copy: Callable[[str], Path]) -> None:
