@@ -10,12 +10,12 @@ from collections.abc import Iterator
 
 from broker.format.consumequeue import UNIT_SIZE
 from broker.format.statetable import Slot
-from broker.store.disk.files import Disk, Missing
+from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
 from broker.store.read.layout import StoreLayout
 from broker.store.read.segments import NAME_DIGITS
 from broker.store.shared.control import Word
-from broker.store.shared.queue_offsets import CELL_SIZE, cell_at
+from broker.store.shared.queue_offsets import read_cells
 
 
 def lost_derived_file(
@@ -34,7 +34,8 @@ def lost_derived_file(
 def _newest_files(
     disk: Disk, paths: Paths, layout: StoreLayout, transactions: str, words: memoryview[int]
 ) -> Iterator[str]:
-    for topic, queue_id, following in _queues(disk, paths, words[Word.QUEUES]):
+    cells = read_cells(disk, paths.queues, words[Word.QUEUES]) or {}
+    for (topic, queue_id), following in cells.items():
         if following:
             yield _file(paths.queue(topic, queue_id), following * UNIT_SIZE, layout.consume_queue_bytes)
     if words[Word.REDO_UNITS]:
@@ -43,17 +44,6 @@ def _newest_files(
         yield _file(paths.table_of(transactions), words[Word.SLOTS] * Slot.SIZE, layout.state_table_bytes)
     if words[Word.INDEX]:
         yield f"{paths.index}/{words[Word.INDEX]:017}"
-
-
-def _queues(disk: Disk, paths: Paths, count: int) -> Iterator[tuple[str, int, int]]:
-    """Topic, queue id and next offset of every cell that can be read."""
-    try:
-        raw = disk.open_read(paths.queues).pread(CELL_SIZE * count, 0)
-        for cell in range(len(raw) // CELL_SIZE):
-            following, topic, queue_id = cell_at(raw, cell)
-            yield topic, queue_id, following
-    except (Missing, UnicodeDecodeError):
-        return
 
 
 def _file(directory: str, end: int, file_bytes: int) -> str:

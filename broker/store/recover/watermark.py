@@ -18,7 +18,6 @@ The page is read by pread and never mapped: a map of a file that somebody trunca
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -31,7 +30,7 @@ from broker.store.read.layout import StoreFile, read_store_file
 from broker.store.read.log_reader import LogReader
 from broker.store.recover.tail import is_continued
 from broker.store.shared.control import MAGIC, PAGE_SIZE, VERSION, Word, boot_words, two_words
-from broker.store.shared.queue_offsets import CELL_SIZE, cell_at
+from broker.store.shared.queue_offsets import read_cells
 
 _TRIES, _PAUSE_S = 40, 0.005  # for how long an exchange of directories is waited for
 _READINGS = 100  # of a page whose numbers move; each is in order but for one that meets a move
@@ -137,7 +136,7 @@ def read_watermark(path: str, disk: Disk, *, while_written: bool = False) -> Wat
         if is_exchanged and attempt < _TRIES - 1:
             time.sleep(_PAUSE_S)
             continue
-        cells = None if is_exchanged else _cells(disk, paths, second)
+        cells = None if is_exchanged else read_cells(disk, paths.queues, second[Word.QUEUES])
         return replace(_of_live(first, second, cells, in_use=in_use), opened=opened)
     return None
 
@@ -181,7 +180,7 @@ def queue_ends(path: str, disk: Disk) -> Mapping[tuple[str, int], int]:
     paths = Paths(path)
     known = _identity(disk, paths)
     page = _page(disk, paths, known) if known is not None else None
-    return (_cells(disk, paths, page) if page is not None else None) or {}
+    return (read_cells(disk, paths.queues, page[Word.QUEUES]) if page is not None else None) or {}
 
 
 def log_begin(path: str, disk: Disk) -> int:
@@ -250,21 +249,3 @@ def _is_in_use(disk: Disk, paths: Paths) -> bool:
         return is_held(paths.lock, disk)
     except StoreError:  # this user may not ask: then it counts as used
         return True
-
-
-def _cells(disk: Disk, paths: Paths, page: _Page) -> dict[tuple[str, int], int] | None:
-    """The next queue offset of every queue; None when the file does not hold them."""
-    count = page[Word.QUEUES]
-    try:
-        raw = disk.open_read(paths.queues).pread(CELL_SIZE * count, 0)
-    except Missing:
-        return None
-    if len(raw) < CELL_SIZE * count:
-        return None
-    found: dict[tuple[str, int], int] = {}
-    with contextlib.suppress(UnicodeDecodeError):
-        for cell in range(count):
-            following, topic, queue_id = cell_at(raw, cell)
-            found[topic, queue_id] = following
-        return found
-    return None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 
 from broker.errors import StoreError
-from broker.store.disk.files import Disk, Map
+from broker.store.disk.files import Disk, Map, Missing
 from broker.store.shared.control import ControlPage, Word
 
 CELL_SIZE = 512
@@ -27,6 +27,18 @@ def cell_at(cells: memoryview[int] | bytes, cell: int) -> tuple[int, str, int]:
     at = cell * CELL_SIZE
     following, queue_id, size = _HEAD.unpack_from(cells, at)
     return following, bytes(cells[at + _TOPIC_AT : at + _TOPIC_AT + size]).decode(), queue_id
+
+
+def read_cells(disk: Disk, path: str, count: int) -> dict[tuple[str, int], int] | None:
+    """The next offset of each queue, from a file that is not mapped; None when it does not hold so many cells."""
+    try:
+        raw = disk.open_read(path).pread(CELL_SIZE * count, 0)
+        if len(raw) < CELL_SIZE * count:
+            return None
+        cells = [cell_at(raw, cell) for cell in range(count)]
+    except (Missing, UnicodeDecodeError):
+        return None
+    return {(topic, queue_id): following for following, topic, queue_id in cells}
 
 
 class NextOffsets:
