@@ -18,6 +18,7 @@ from typing import Any
 
 from django.db import DatabaseError, Error, InternalError
 
+from broker.enlisting.attached_files import check_attached
 from broker.enlisting.enlistment import Branch, Enlistment, LedgerRows
 from broker.errors import TransactionError
 from broker.transaction.events import BY
@@ -58,11 +59,14 @@ class ConnectionWatch:
         """A branch for one message: each has a ledger row of its own.
 
         So the database itself says which messages a ROLLBACK TO took with it, also one by
-        `transaction.savepoint_rollback` or in plain SQL, of which nothing is seen here.
+        `transaction.savepoint_rollback` or in plain SQL, of which nothing is seen here. Raises TransactionError where
+        SQLite would not commit the row together with the application's.
         """
-        if self._enlistment is None:
-            self._enlistment = Enlistment()
         place, connection = (producer_group, service), self._connection
+        if self._enlistment is None:
+            if connection.vendor == "sqlite":
+                check_attached(lambda statement: connection.connection.execute(statement).fetchall())
+            self._enlistment = Enlistment()
         return self._enlistment.branch(connection, rows, *place, store_id=store_id, savepoint=next(_places))
 
     def deliver_in_tests(self, branch: Branch) -> None:

@@ -16,6 +16,7 @@ import sys
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from broker.database.statements import Sql, pyformat
+from broker.enlisting.attached_files import check_attached
 from broker.errors import TransactionError
 
 if TYPE_CHECKING:
@@ -96,12 +97,7 @@ class SqliteDriver(Driver):
             return ConnectionStatus.CLOSED
 
     def refuse(self, connection: sqlite3.Connection) -> None:
-        files = {str(name): str(path or "") for _, name, path in self.execute(connection, Sql("PRAGMA database_list"))}
-        others = sorted(files.keys() - {"main", "temp"})
-        if others and self.execute(connection, Sql("PRAGMA main.journal_mode")) == [("wal",)]:
-            text = f"the connection has another database attached ({', '.join(others)}), and in WAL mode SQLite"
-            text = f"{text} commits each file by itself: a crash could save one without the other"
-            raise TransactionError(f"{text}. Use a connection without ATTACH, or another journal_mode")
+        check_attached(lambda statement: self.execute(connection, Sql(statement)))
 
     def begin(self, connection: sqlite3.Connection) -> None:
         if connection.in_transaction:  # always, with autocommit=False of Python 3.12

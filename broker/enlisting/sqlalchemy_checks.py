@@ -5,10 +5,13 @@ Each check raises TransactionError with a sentence that says what to do.
 
 from __future__ import annotations
 
+import contextlib
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from broker.enlisting.attached_files import check_attached
 from broker.enlisting.sqlalchemy_rows import in_transaction
 from broker.errors import BrokerError, TransactionError
 
@@ -97,6 +100,8 @@ def check_connection(connection: Connection, ledger: Ledger) -> None:
         raise TransactionError("the connection is in a two-phase transaction: send in a plain one, connection.begin()")
     _check_autocommit(connection)
     _check_translation(connection, ledger)
+    if connection.dialect.name == "sqlite":
+        check_attached(partial(_rows_of_driver, connection))
 
 
 def is_autocommit(connection: Connection) -> bool:
@@ -115,6 +120,13 @@ def _check_autocommit(connection: Connection) -> None:
             "the session is in AUTOCOMMIT, where each statement is saved alone and there is no COMMIT to take part in: "
             "send in a session whose engine and driver have another isolation_level"
         )
+
+
+def _rows_of_driver(connection: Connection, statement: str) -> list[Any]:
+    """Past SQLAlchemy: each transaction pays for this, and no echo or event of the user needs to see it."""
+    with contextlib.closing(connection.connection.cursor()) as cursor:
+        cursor.execute(statement)
+        return list(cursor.fetchall())
 
 
 def _check_translation(connection: Connection, ledger: Ledger) -> None:

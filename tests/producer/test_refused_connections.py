@@ -105,10 +105,13 @@ def test_an_attached_database_in_wal_mode(lite: PlainDesk, tmp_path: Path) -> No
     connection.execute("ATTACH ? AS other", (str(tmp_path / "other.db"),))
     with lite.producer.begin_transaction(connection):
         pass
-    connection.execute("PRAGMA main.journal_mode = wal")
-    refused(lite, connection, "in WAL mode SQLite commits each file by itself")
-    connection.execute("DETACH other")
-    connection.execute("PRAGMA main.journal_mode = delete")
+    for name in ("main", "other"):
+        connection.execute(f"PRAGMA {name}.journal_mode = wal")
+        refused(lite, connection, "in WAL mode SQLite commits each file by itself")
+        connection.execute(f"PRAGMA {name}.journal_mode = delete")
+    connection.execute("ATTACH ':memory:' AS scratch")
+    with lite.producer.begin_transaction(connection):
+        pass
 
 
 def test_read_only(lite: PlainDesk, post: PlainDesk) -> None:

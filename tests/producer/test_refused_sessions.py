@@ -5,6 +5,7 @@ handles the error.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -145,6 +146,22 @@ def a_creator_of_connections(desk: Desk, _stack: ExitStack) -> Session:
     return Session(engine)
 
 
+def _attached(desk: Desk, stack: ExitStack, mode: str) -> Session:
+    path = f"{stack.enter_context(TemporaryDirectory())}/other.db"
+    with contextlib.closing(sqlite3.connect(path)) as other:
+        other.execute(f"PRAGMA journal_mode = {mode}")
+        other.execute("CREATE TABLE gifts (id INTEGER)")
+    session = stack.enter_context(Session(desk.another_engine()))
+    session.execute(text("ATTACH :path AS other"), {"path": path})
+    return session
+
+
+@refused("in WAL mode SQLite commits each file by itself", ("sqlite",))
+def an_attached_file_in_wal_mode(desk: Desk, stack: ExitStack) -> Session:
+    """The ledger's own file is in another mode."""
+    return _attached(desk, stack, "wal")
+
+
 @refused("twophase", ("postgresql", "mariadb"))
 def two_phases(desk: Desk, _stack: ExitStack) -> Session:
     return Session(desk.engine, twophase=True)
@@ -199,6 +216,19 @@ def _tenant(desk: Desk) -> None:
     Ledger(desk.engine, schema="tenant_a").create_all()
     with desk.engine.begin() as connection:
         connection.execute(text("CREATE TABLE IF NOT EXISTS tenant_a.orders (id INTEGER PRIMARY KEY)"))
+
+
+def test_attached_files_that_sqlite_commits_together_are_fine(desk: Desk) -> None:
+    if desk.engine.dialect.name != "sqlite":
+        pytest.skip("PostgreSQL and MariaDB have one log")
+    desk.next_case()
+    with ExitStack() as stack:
+        session = _attached(desk, stack, "delete")
+        session.execute(text("ATTACH ':memory:' AS scratch"))
+        desk.buy(session, 1)
+        session.execute(text("INSERT INTO other.gifts VALUES (1)"))
+        session.commit()
+    assert desk.judge() == ({1}, {1})
 
 
 def test_a_session_that_chooses_its_engines_is_looked_at_before_commit(desk: Desk) -> None:

@@ -52,6 +52,17 @@ class InAtomic(Messages, TransactionTestCase):
             raise SystemExit
         self.check()
 
+    @skipUnless(connection.vendor == "sqlite", "another database than SQLite")
+    def test_an_attached_file_in_wal_mode_is_refused(self) -> None:
+        """SQLite would commit it by itself."""
+        with tempfile.TemporaryDirectory() as directory, connection.cursor() as cursor:
+            cursor.execute("ATTACH %s AS other", [f"{directory}/other.db"])
+            cursor.execute("PRAGMA other.journal_mode = wal")
+            with pytest.raises(broker.TransactionError, match="commits each file by itself"), transaction.atomic():
+                order("phone")
+            cursor.execute("DETACH other")
+        self.check()
+
     def test_set_rollback_takes_both_back(self) -> None:
         with transaction.atomic():
             order("phone")
