@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import hashlib
 import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
@@ -77,17 +78,16 @@ class StoreTrigger(BaseEventTrigger):
         return self.again_s is not None and time.time() - reported["at_s"] >= self.again_s
 
     async def _reported(self) -> dict[str, Any]:
-        """What was reported last, and when; kept with the asset, so that a triggerer that starts again knows it."""
-        state = _state_of(self)
-        if self.once or state is None:
-            return {}
-        found = await state.aget(_REPORTED)
+        """What was reported last, and when; kept with the asset, so that a triggerer that starts again knows it.
+
+        Of several assets each must have heard of it: another report does less harm than none.
+        """
+        notes = [] if self.once else await _noted(self, _REPORTED)
+        found = notes[0] if notes and all(one == notes[0] for one in notes) else {}
         return found if isinstance(found, dict) and "key" in found else {}
 
     async def _remember(self, reported: dict[str, Any]) -> None:
-        state = _state_of(self)
-        if state is not None:
-            await state.aset(_REPORTED, reported)
+        await _note(self, _REPORTED, reported)
 
     async def _look_again(self) -> dict[str, Any] | None:
         try:
@@ -259,19 +259,45 @@ class MessageTrigger(BaseEventTrigger):
             return None
 
     async def _remembered(self) -> dict[str, int] | None:
-        """The positions in the asset's state; None without an asset, or before the first event."""
-        state = _state_of(self)
-        if state is None:
-            return None
-        found = await state.aget(_POSITIONS + self.topic)
-        return {str(queue): int(end) for queue, end in found.items()} if isinstance(found, dict) else None
+        """The positions in the asset's state; None without an asset, or before the first event.
+
+        Of several assets the least: an event may come twice, and none is missed.
+        """
+        known: dict[str, int] = {}
+        notes = [one for one in await _noted(self, _POSITIONS + self.topic) if isinstance(one, dict)]
+        for queue, end in (pair for one in notes for pair in one.items()):
+            known[str(queue)] = min(known.get(str(queue), int(end)), int(end))
+        return known if notes else None
 
     async def _remember(self, known: dict[str, int]) -> None:
-        state = _state_of(self)
-        if state is not None:
-            await state.aset(_POSITIONS + self.topic, known)
+        await _note(self, _POSITIONS + self.topic, known)
 
 
-def _state_of(trigger: BaseEventTrigger) -> Any:
-    """Where a watcher keeps what it knows; None outside an asset, and before Airflow 3.3."""
-    return getattr(trigger, "asset_state_store", None)
+# What a watcher knows, in Airflow's asset state
+
+
+def _states_of(trigger: BaseEventTrigger) -> list[Any]:
+    """Where a watcher keeps what it knows: with each of its assets; nowhere outside one, and before Airflow 3.3.
+
+    DAG files that watch the same thing have one trigger in Airflow, which is then of several assets. To it Airflow does
+    not say which, and its own accessor raises ValueError: without a state the trigger would end at each start.
+    """
+    state = getattr(trigger, "asset_state_store", None)
+    each = [*getattr(state, "_by_name", {}).values(), *getattr(state, "_by_uri", {}).values()]
+    return each or ([] if state is None else [state])
+
+
+def _key(trigger: BaseEventTrigger, what: str) -> str:
+    """The name of a note: an asset may have watchers of several stores, and of several kinds."""
+    facts = f"{type(trigger).__name__} {getattr(trigger, 'path', '')}"
+    return f"{what}@{hashlib.sha256(facts.encode()).hexdigest()[:16]}"
+
+
+async def _noted(trigger: BaseEventTrigger, what: str) -> list[Any]:
+    """A note in the state of each asset; None where there is none."""
+    return [await state.aget(_key(trigger, what)) for state in _states_of(trigger)]
+
+
+async def _note(trigger: BaseEventTrigger, what: str, value: dict[str, Any]) -> None:
+    for state in _states_of(trigger):
+        await state.aset(_key(trigger, what), value)

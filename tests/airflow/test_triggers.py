@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from airflow.providers.common.compat.sdk import TaskDeferred
+from airflow.sdk import Asset
 from airflow.sdk.module_loading import import_string
 from airflow.triggers.base import BaseEventTrigger
 
@@ -25,6 +28,19 @@ from recovery.jobs.tasks import queue_ends
 from tests.jobs.shops import SMALL, in_child, killed_shop, park, shop
 
 FAST_S = 0.02
+
+
+class _State:
+    """Airflow's state of an asset, which outlives the triggerer."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+
+    async def aget(self, key: str) -> Any:
+        return self.values.get(key)
+
+    async def aset(self, key: str, value: Any) -> None:
+        self.values[key] = json.loads(json.dumps(value))
 
 
 async def first(events: AsyncIterator[Any], within_s: float = 10.0) -> dict[str, Any]:
@@ -172,17 +188,7 @@ def test_what_is_not_yet_forced_to_disk_has_not_arrived(tmp_path: Path, monkeypa
 def test_positions_outlive_the_triggerer(tmp_path: Path) -> None:
     """As an asset's watcher it goes on where the last one stopped: what came meanwhile is told."""
 
-    class State:
-        def __init__(self) -> None:
-            self.values: dict[str, Any] = {}
-
-        async def aget(self, key: str) -> Any:
-            return self.values.get(key)
-
-        async def aset(self, key: str, value: Any) -> None:
-            self.values[key] = json.loads(json.dumps(value))
-
-    state = State()
+    state = _State()
     with broker.open(str(tmp_path / "shop"), layout=SMALL) as store:
         store.append(broker.Message("news", b"old"))
 
@@ -202,6 +208,57 @@ def test_positions_outlive_the_triggerer(tmp_path: Path) -> None:
             assert (await first(started().run()))["queues"] == {"0": [1, 2]}
 
         asyncio.run(go_on())
+
+
+async def told(trigger: BaseEventTrigger, state: Any) -> dict[str, Any] | None:
+    """What a watcher with that state tells at its start, and notes; None when it is nothing."""
+    trigger.asset_state_store = state
+    events = trigger.run()
+    with contextlib.suppress(asyncio.TimeoutError):
+        found = await first(events, 0.2)
+        with contextlib.suppress(asyncio.TimeoutError):  # the triggerer takes the event, and goes on
+            await first(events, 5 * FAST_S)
+        return found
+    return None
+
+
+def test_a_watcher_of_two_assets_knows_what_each_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Airflow has one trigger for equal ones, and its accessor does not say which asset is meant: neither DAG ever
+    started, and the triggerer logged an error every two seconds."""
+    accessors = pytest.importorskip("airflow.sdk.execution_time.context")
+    if not hasattr(accessors, "AssetStateStoreAccessors"):
+        pytest.skip("no state of assets before Airflow 3.3")
+    states: dict[str, _State] = {}
+    monkeypatch.setattr(accessors, "AssetStateStoreAccessor", lambda name: states.setdefault(name, _State()))
+
+    def of(*names: str) -> Any:
+        return accessors.AssetStateStoreAccessors([Asset(name) for name in names])
+
+    path = str(killed_shop(tmp_path / "shop"))
+    orders = partial(MessageTrigger, path=path, topic="orders", poll_s=FAST_S)
+    assert asyncio.run(told(orders(starts={}), of("billing")))["queues"] == {"0": [0, 1]}  # type: ignore[index]
+    assert asyncio.run(told(orders(), of("billing", "shipping"))) is None
+    crash = partial(CrashTrigger, path=path, poll_s=FAST_S)
+    assert asyncio.run(told(crash(), of("billing"))) is not None
+    assert asyncio.run(told(crash(), of("billing", "shipping"))) is not None, "shipping has not heard of it"
+    assert asyncio.run(told(crash(), of("billing", "shipping"))) is None
+
+
+def test_an_asset_may_have_watchers_of_two_stores(tmp_path: Path) -> None:
+    """They noted their positions under one name: what came while no triggerer ran was missed."""
+    state, paths = _State(), [str(killed_shop(tmp_path / name)) for name in ("shop", "other")]
+
+    def told_of(path: str) -> dict[str, Any] | None:
+        return asyncio.run(told(MessageTrigger(path=path, topic="orders", poll_s=FAST_S), state))
+
+    assert [told_of(path) for path in paths] == [None, None]
+    with broker.open(paths[0]) as store:
+        store.append(broker.Message("orders", b"1"), queue_id=0)
+        store.append(broker.Message("orders", b"2"), queue_id=0)
+    assert told_of(paths[0])["queues"] == {"0": [1, 3]}  # type: ignore[index]
+    with broker.open(paths[1]) as store:
+        store.append(broker.Message("orders", b"while no triggerer ran"), queue_id=0)
+    assert told_of(paths[1])["queues"] == {"0": [1, 2]}  # type: ignore[index]
 
 
 @pytest.mark.usefixtures("quiet")
@@ -273,19 +330,6 @@ def test_a_crashed_store_is_not_due_and_says_so(tmp_path: Path) -> None:
     assert (found.event, found.gauges["crashed"], found.gauges["in_doubt"]) == (None, 1, 10)
 
 
-class _State:
-    """Airflow's state of an asset, which outlives the triggerer."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, Any] = {}
-
-    async def aget(self, key: str) -> Any:
-        return self.values.get(key)
-
-    async def aset(self, key: str, value: Any) -> None:
-        self.values[key] = json.loads(json.dumps(value))
-
-
 def test_a_crash_is_not_reported_again_by_the_next_triggerer(tmp_path: Path) -> None:
     """Who rejected a recovery is not asked again at once; after `again_s` the same crash is reported again."""
     path, state = str(killed_shop(tmp_path / "shop")), _State()
@@ -307,5 +351,6 @@ def test_a_crash_is_not_reported_again_by_the_next_triggerer(tmp_path: Path) -> 
 
     asyncio.run(watch())
     asyncio.run(nothing())
-    state.values["reported"]["at_s"] -= 7200
+    (note,) = state.values.values()
+    note["at_s"] -= 7200
     asyncio.run(watch())
