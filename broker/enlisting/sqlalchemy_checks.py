@@ -52,6 +52,16 @@ def ledger_bind(session: Session, ledger: Ledger) -> Engine | Connection:
         ) from None
 
 
+def check_greenlet(bind: Engine | Connection) -> None:
+    """Raises TransactionError for what an AsyncSession or an AsyncConnection keeps inside, where nothing can await."""
+    if bind.dialect.is_async:
+        from sqlalchemy.util.concurrency import in_greenlet
+
+        if not in_greenlet():
+            text = "this is the inner, sync part of an AsyncSession or AsyncConnection, and works in run_sync() alone"
+            raise TransactionError(f"{text}: await producer.send_async(message, session) with the async one")
+
+
 def check_owned(session: Session, connection: Connection) -> None:
     """Raises TransactionError when session.commit() would not be the COMMIT of the connection's transaction."""
     if not is_owned(session, connection):

@@ -70,6 +70,7 @@ def enlist(target: Session | Connection, ledger: Ledger) -> tuple[SessionEnlistm
     """The enlistment of a session's or a connection's transaction, and the connection that the ledger is on."""
     if not is_session(target):
         connection = cast("Connection", target)
+        checks.check_greenlet(connection)
         if not connection.in_transaction():
             connection.begin()
         return _enlist_connection(connection, ledger, of_connection.get(connection)), connection
@@ -86,6 +87,7 @@ def enlist(target: Session | Connection, ledger: Ledger) -> tuple[SessionEnlistm
 def _enlist_session(
     session: Session, ledger: Ledger, bind: Engine | Connection
 ) -> tuple[SessionEnlistment, Connection]:
+    checks.check_greenlet(bind)
     try:
         connection = session.connection(bind_arguments={"bind": bind})
     except checks.invalid_request() as error:

@@ -253,6 +253,23 @@ async def a_sync_session_in_a_coroutine(desk: AsyncDesk) -> None:
         await producer.send_async(desk.message(2), connection)
 
 
+@cases.there(1)
+async def the_sync_session_inside(desk: AsyncDesk) -> None:
+    """It is for run_sync(): elsewhere SQLAlchemy raised MissingGreenlet."""
+    async with desk.open() as engine, AsyncSession(engine) as session:
+        await session.run_sync(lambda inner: desk.buy(inner, 1))
+        await session.commit()
+        await session.execute(INSERT, {"id": desk.first + 2})
+        with pytest.raises(TransactionError, match="the inner, sync part of an AsyncSession"):
+            desk.announce(session.sync_session, 2)
+        with pytest.raises(TransactionError, match="cannot commit"):
+            await session.commit()
+        async with engine.connect() as connection:
+            assert connection.sync_connection is not None
+            with pytest.raises(TransactionError, match="the inner, sync part of an AsyncSession or AsyncConnection"):
+                desk.announce(connection.sync_connection, 3)
+
+
 def test_cancellation_at_any_await(desk: AsyncDesk) -> None:
     """A task is cancelled wherever it waits: both are there, or neither is, after check-back."""
     desk.next_case()
