@@ -37,7 +37,14 @@ from broker.log_fields import event, fields_of_half
 from broker.message import Message
 from broker.producing.destination import Destinations, SendResult
 from broker.producing.named_transaction import coroutine_function, doom_named, expected, named_target, send_async
-from broker.producing.send_arguments import SendOptions, check_message, check_producer, checked_batch, checked_topics
+from broker.producing.send_arguments import (
+    SendOptions,
+    check_message,
+    check_producer,
+    checked_batch,
+    checked_topics,
+    local_transaction_of,
+)
 from broker.store.write.uniquekey import new_unique_key
 from broker.transaction.service import Half, LocalTransactionState
 
@@ -250,25 +257,19 @@ class Producer:
 
         `listener.execute_local_transaction(message, arg)` runs the local transaction and says how it ended; what it
         raises, and None, mean UNKNOW: check-back will ask. Without a listener the producer's resolver is it. Raises
-        TransactionError without a resolver or an `execute_local_transaction`, else what `send` raises: then the half
-        message was not stored, or nobody knows, and nothing was run.
+        TransactionError without a resolver or an `execute_local_transaction`, and for one that is async, else what
+        `send` raises: then the half message was not stored, or nobody knows, and nothing was run.
         RocketMQ: DefaultMQProducerImpl.sendMessageInTransaction (5.3.3).
         """
         self._check_resolver("send_message_in_transaction()")
-        execute = getattr(listener or self.resolver, "execute_local_transaction", None)
-        if execute is None:
-            raise TransactionError("the listener has no execute_local_transaction(message, arg)")
+        execute = local_transaction_of(listener or self.resolver)
         transaction = self.begin_transaction()
         half = self._send_half(message, transaction, SendOptions())
         try:
             local_state = execute(message, arg)
         except Exception:  # noqa: BLE001 - whatever it raises, it did not say how it ended
-            _log.warning(
-                "the local transaction of %s raised: check-back will ask",
-                half.message_id,
-                exc_info=True,
-                extra=event("local-transaction-raised", **fields_of_half(half)),
-            )
+            text, fields = "the local transaction of %s raised: check-back will ask", fields_of_half(half)
+            _log.warning(text, half.message_id, exc_info=True, extra=event("local-transaction-raised", **fields))
             local_state = LocalTransactionState.UNKNOW
         if local_state is LocalTransactionState.COMMIT_MESSAGE:
             transaction.commit()

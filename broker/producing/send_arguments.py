@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from inspect import getattr_static, iscoroutinefunction
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from broker.database.bound_ledger import BoundLedger
 from broker.errors import MessageRejected, TransactionError, shown
@@ -20,6 +20,7 @@ DELAY_LEVELS = len(parse_delay_levels())
 _GROUP = re.compile(r"[%|a-zA-Z0-9_-]{1,255}")
 _DELAY_MAX_S = 1e9  # far above what a store takes, which says its own limit
 _RESERVED_PREFIX = "CHECKBACK_"
+_RUN = "execute_local_transaction"  # RocketMQ: TransactionListener.executeLocalTransaction
 _ASK = "check_local_transaction"  # RocketMQ: TransactionListener.checkLocalTransaction
 
 
@@ -49,6 +50,15 @@ def check_sync(function: object, what: str) -> None:
     """Raises TransactionError for a coroutine function: nobody would await what it returns, which says nothing."""
     if iscoroutinefunction(function):
         raise TransactionError(f"{what} is called by a thread without an event loop: make it a plain def, not async")
+
+
+def local_transaction_of(listener: object) -> Callable[[Message, Any], Any]:
+    """What runs a listener's local transaction. Raises TransactionError for a listener without it, or an async one."""
+    execute: Any = getattr(listener, _RUN, None)
+    if execute is None:
+        raise TransactionError(f"the listener has no {_RUN}(message, arg)")
+    check_sync(execute, f"{_RUN}(message, arg)")
+    return cast("Callable[[Message, Any], Any]", execute)
 
 
 class SendOptions(NamedTuple):

@@ -27,3 +27,10 @@ class Listener:
         return self.result
 
     check_local_transaction = staticmethod(is_unknown)
+
+
+class AsyncListener(Listener):
+    """Nobody would await what it returns."""
+
+    async def execute_local_transaction(self, message: broker.Message, arg: object) -> object:
+        return super().execute_local_transaction(message, arg)

@@ -15,7 +15,7 @@ from broker.errors import MessageRejected, TransactionError
 from broker.format import properties as names
 from broker.transaction.service import LocalTransactionState
 from tests.backends.backend import Backend
-from tests.producer.listener import Listener, is_unknown, was_saved
+from tests.producer.listener import AsyncListener, Listener, is_unknown, was_saved
 
 BODY = b"x"
 
@@ -206,3 +206,11 @@ def test_send_message_in_transaction(backend: Backend) -> None:
         assert listener.seen == [(group.encode(), "an argument")]
         assert sent.local_state is state
     assert (backend.delivered(), backend.in_doubt()) == ([b"commits"], 3)
+
+
+def test_an_async_listener_is_refused_before_anything_is_stored(backend: Backend) -> None:
+    """What it returned was taken for "unknown", and its local transaction never ran."""
+    producer = backend.client.producer("async", topics=["orders"], resolver=is_unknown)
+    with pytest.raises(TransactionError, match="make it a plain def, not async"):
+        producer.send_message_in_transaction(broker.Message("orders", BODY), AsyncListener(None))
+    assert (backend.delivered(), backend.in_doubt()) == ([], 0)
