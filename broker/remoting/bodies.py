@@ -97,6 +97,17 @@ class LockBatch:
         return dumps({"clientId": self.client_id, "consumerGroup": self.group, "mqSet": queues}, quote_numbers=True)
 
 
+@dataclass(frozen=True)
+class AssignmentQuery:
+    """A client's question which queues of a topic are its own: one that does not divide them itself."""
+
+    topic: str
+    group: str
+    client_id: str
+    strategy: str
+    message_model: str
+
+
 def decode_heartbeat(body: bytes) -> HeartbeatData:
     """The body of HEART_BEAT."""
     root = loads_object(body)
@@ -134,6 +145,14 @@ def decode_lock_batch(body: bytes) -> LockBatch:
     """The body of LOCK_BATCH_MQ and UNLOCK_BATCH_MQ."""
     root = loads_object(body)
     return LockBatch(_get(root, "consumerGroup", str), _get(root, "clientId", str), _queues(root, "mqSet"))
+
+
+def decode_assignment_query(body: bytes) -> AssignmentQuery:
+    """The body of QUERY_ASSIGNMENT."""
+    root = loads_object(body)
+    topic, group, client_id = (_get(root, name, str) for name in ("topic", "consumerGroup", "clientId"))
+    strategy, model = _get(root, "strategyName", str, "AVG"), _get(root, "messageModel", str, "CLUSTERING")
+    return AssignmentQuery(topic, group, client_id, strategy, model)
 
 
 def decode_locked(body: bytes) -> tuple[MessageQueue, ...]:

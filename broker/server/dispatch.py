@@ -89,6 +89,7 @@ ROUTES: dict[int, Route] = {
     Code.HEART_BEAT: Route(presence.heart_beat, Lane.GROUP, _OPEN, rights.to_join),
     Code.UNREGISTER_CLIENT: Route(presence.unregister_client, Lane.GROUP),
     Code.GET_CONSUMER_LIST_BY_GROUP: Route(presence.get_consumer_list, Lane.GROUP, _OPEN, rights.to_list_group),
+    Code.QUERY_ASSIGNMENT: Route(presence.query_assignment, Lane.GROUP, _OPEN, rights.to_be_assigned),
     Code.LOCK_BATCH_MQ: Route(presence.lock_batch, Lane.GROUP, _OPEN, rights.to_lock),
     Code.UNLOCK_BATCH_MQ: Route(presence.unlock_batch, Lane.GROUP, _OPEN, rights.to_lock),
     Code.CHECK_CLIENT_CONFIG: Route(presence.check_client_config),

@@ -134,6 +134,8 @@ def test_with_an_acl_every_request_is_signed_and_has_its_right(
             "suspendTimeoutMillis": 0, "subVersion": 0, "subscription": "*"}  # fmt: skip
     for group, code in (("billing", Answer.SUCCESS), ("other", Answer.NO_PERMISSION)):
         assert signed(client, *ours, Code.PULL_MESSAGE, pull | {"consumerGroup": group}) == code
+        asked = b'{"topic":"orders","consumerGroup":"%b","clientId":"c"}' % group.encode()
+        assert signed(client, *ours, Code.QUERY_ASSIGNMENT, {}, asked) == code
     heartbeat = b'{"clientID":"c","consumerDataSet":[{"groupName":"other"}]}'
     assert signed(client, *ours, Code.HEART_BEAT, {}, heartbeat) == Answer.NO_PERMISSION
     made = {"topic": "t", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -18,7 +20,7 @@ from broker.remoting.codes import RequestCode as Code
 from broker.remoting.codes import ResponseCode as Answer
 from tests.server.conftest import Connect, Serve
 from tests.server.processes import SOON_S, await_members, await_true, lock, members
-from tests.server.wire_client import WireClient
+from tests.server.wire_client import WireClient, json_of
 
 
 @contextmanager
@@ -89,6 +91,48 @@ def test_each_queue_has_one_reader_and_goes_on_where_the_other_stopped(
     answer = client.answer(held, SOON_S)
     assert (answer.code, answer.ext["nextBeginOffset"]) == (Answer.PULL_RETRY_IMMEDIATELY, "1")
     assert [record.body for record in client.pulled("billing", "orders", 1, queue_id=3)[1]] == [b"two"]
+
+
+def assigned(client: WireClient, topic: str = "orders", **stated: str) -> list[int] | None:
+    """The queues that the server gives a client; None where it says nothing. All are to be pulled from."""
+    body = {"topic": topic, "consumerGroup": "billing", "clientId": client.client_id, "strategyName": "AVG"}
+    answer = client.request(
+        Code.QUERY_ASSIGNMENT, body=json.dumps(body | {"messageModel": "CLUSTERING"} | stated).encode()
+    )
+    assert answer.code == Answer.SUCCESS
+    found = json_of(answer).get("messageQueueAssignments")
+    assert {one["mode"] for one in found or ()} <= {"PULL"}
+    return None if found is None else [one["messageQueue"]["queueId"] for one in found]
+
+
+def test_a_client_that_does_not_divide_the_queues_itself_is_told_its_own(
+    serve: Serve, connect: Connect, store: broker.LiveStore
+) -> None:
+    """Java's setClientRebalance(false): since 5.3.2 it consumed nothing here, without an exception."""
+    server = serve()
+    first, second = connect(server, client_id="a"), connect(server, client_id="b")
+    store.create_topic("orders", queues=5)
+    assert assigned(first) is None
+    for client in (first, second):
+        client.heartbeat(consumer="billing", topics={"orders": "*"})
+    await_members(first, ["a", "b"])
+    assert [assigned(client) for client in (first, second)] == [[0, 1, 2], [3, 4]]
+    assert [assigned(client, strategyName="AVG_BY_CIRCLE") for client in (first, second)] == [[0, 2, 4], [1, 3]]
+    assert assigned(first, messageModel="BROADCASTING") == [0, 1, 2, 3, 4]
+    assert assigned(first, clientId="stranger") == []
+    assert assigned(first, strategyName="CONSISTENT_HASH") is None
+    assert assigned(first, "nowhere") is None
+    server.context.settings = replace(server.context.settings, name_servers=("192.0.2.5:9876",))
+    body = b'{"topic":"orders","consumerGroup":"billing","clientId":"a"}'
+    assert first.request(Code.QUERY_ASSIGNMENT, body=body).code == Answer.REQUEST_CODE_NOT_SUPPORTED
+
+
+def test_a_client_that_asks_for_its_queues_shares_them_with_a_consumer_here(
+    serve: Serve, connect: Connect, store: broker.LiveStore
+) -> None:
+    client = connect(serve(), client_id="a")
+    with sharing(store, client):
+        assert assigned(client) == [0, 1]
 
 
 def test_a_consumer_here_takes_over_from_a_client_that_is_gone(

@@ -26,6 +26,7 @@ PARTLY = {
     Code.HEART_BEAT: "V1; a client uses V2 only where the server offers it",
     Code.CLEAN_EXPIRED_CONSUMEQUEUE: "nothing to do: retention does it",
     Code.CLEAN_UNUSED_TOPIC: "nothing to do",
+    Code.QUERY_ASSIGNMENT: "queues to pull from, none for POP; not with `--register`",
     Code.GET_KV_CONFIG: "kept until the server ends",
     Code.PUT_KV_CONFIG: "kept until the server ends",
 }

@@ -1,6 +1,7 @@
 """Requests by which clients say that they are there, and ask who else is.
 
-RocketMQ: ClientManageProcessor, ConsumerManageProcessor, AdminBrokerProcessor.lockBatchMQ (5.3.3).
+RocketMQ: ClientManageProcessor, ConsumerManageProcessor, QueryAssignmentProcessor, AdminBrokerProcessor.lockBatchMQ
+(5.3.3).
 """
 
 from __future__ import annotations
@@ -8,13 +9,23 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from broker.consuming.group.membership import share
+from broker.format.config import PERM_READ
 from broker.format.topics import retry_topic
 from broker.remoting.admin_headers import (
     ConsumerGroupRequestHeader,
     ProducerGroupRequestHeader,
     UnregisterClientRequestHeader,
 )
-from broker.remoting.bodies import HeartbeatData, decode_heartbeat, decode_lock_batch, decode_subscription
+from broker.remoting.bodies import (
+    AssignmentQuery,
+    HeartbeatData,
+    MessageQueue,
+    decode_assignment_query,
+    decode_heartbeat,
+    decode_lock_batch,
+    decode_subscription,
+)
 from broker.remoting.codes import ResponseCode
 from broker.remoting.command import RemotingCommand
 from broker.remoting.fastjson import dumps, loads_object
@@ -71,6 +82,44 @@ def get_consumer_list(context: ServerContext, request: Request) -> RemotingComma
     if not ids:
         raise Refused(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {header.consumer_group}")
     return request.answer(body=dumps({"consumerIdList": ids}))
+
+
+def query_assignment(context: ServerContext, request: Request) -> RemotingCommand:
+    """The queues of a client that does not divide them itself: to pull from, never for POP (decision 0044).
+
+    Since 5.3.2 such a client consumes nothing where a broker refuses. Without the member it asks again. RocketMQ:
+    QueryAssignmentProcessor.doLoadBalance (5.3.3).
+    """
+    asked = decode_assignment_query(request.command.body)
+    if context.settings.name_servers:
+        text = "a server with --register knows its own queues only: use the client's rebalance"
+        raise Refused(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, text)
+    queues = _assigned(context, asked)
+    if queues is None:
+        return request.answer(body=dumps({}))
+    name = context.settings.broker_name
+    pulled = [{"messageQueue": MessageQueue(asked.topic, one).as_json(name), "mode": "PULL"} for one in queues]
+    return request.answer(body=dumps({"messageQueueAssignments": pulled}))
+
+
+def _assigned(context: ServerContext, asked: AssignmentQuery) -> list[int] | None:
+    """None where nothing can be said, and the client keeps what it has."""
+    topic = context.store.topic(asked.topic)
+    if topic is None:
+        return None
+    queues = list(range(topic.read_queue_count if topic.perm & PERM_READ else 0))
+    if asked.message_model != CLUSTERING:
+        return queues
+    ids = context.client_ids(asked.group)
+    if not ids or asked.strategy not in ("AVG", "AVG_BY_CIRCLE"):
+        return None
+    if asked.client_id not in ids:
+        return []
+    return (
+        share(queues, ids, asked.client_id)
+        if asked.strategy == "AVG"
+        else queues[ids.index(asked.client_id) :: len(ids)]
+    )
 
 
 def check_client_config(context: ServerContext, request: Request) -> RemotingCommand:

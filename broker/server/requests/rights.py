@@ -11,7 +11,7 @@ from typing import NamedTuple
 from broker.format import properties as names
 from broker.format.topics import DLQ_PREFIX, HALF_TOPIC, PARK_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC
 from broker.remoting.admin_headers import ConsumerGroupRequestHeader
-from broker.remoting.bodies import decode_heartbeat, decode_lock_batch
+from broker.remoting.bodies import decode_assignment_query, decode_heartbeat, decode_lock_batch
 from broker.remoting.codes import ResponseCode
 from broker.remoting.message_headers import (
     ConsumerSendMsgBackRequestHeader,
@@ -123,6 +123,12 @@ def to_join(_: ServerContext, request: Request) -> Iterator[Need]:
         yield Need(SUB, group=one.group)
         for subscription in one.subscriptions:
             yield Need(SUB, subscription.topic)
+
+
+def to_be_assigned(_: ServerContext, request: Request) -> Iterator[Need]:
+    asked = decode_assignment_query(request.command.body)
+    yield Need(SUB, asked.topic)
+    yield Need(SUB, group=asked.group)
 
 
 def to_lock(_: ServerContext, request: Request) -> Iterator[Need]:
