@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +12,9 @@ from typing import Any
 import pytest
 
 import broker
+from broker.errors import StoreError
 from broker.live import open_live
+from broker.store.disk.files import Disk
 from broker.testing.crash_disk import CrashDisk
 from broker.testing.fixtures import SMALL
 
@@ -99,3 +104,46 @@ def test_a_close_that_fails_locks_nobody_out(tmp_path: Path) -> None:
         assert again.message("orders", 0, 0) is not None
     with pytest.raises(broker.StoreError, match=CLOSED):
         list(store.records())
+
+
+class OpensAllBut(Disk):
+    """A disk that has no descriptor left for one file."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    def open_lock(self, path: str, *, write: bool = True) -> int:
+        if os.path.basename(path) == self._name:
+            raise StoreError(f"{path}: too many files are open", path=path)
+        return super().open_lock(path, write=write)
+
+
+@pytest.mark.parametrize("name", ["append.lock", "sync.lock", "upkeep.lock"])
+def test_an_open_that_fails_keeps_no_descriptor(tmp_path: Path, name: str) -> None:
+    """A process that tries again for long would run out of them: a collection of garbage comes when it comes."""
+    broker.open(tmp_path / "store").close()
+    _check_nothing_stays(lambda: open_live(str(tmp_path / "store"), disk=OpensAllBut(name)))
+
+
+def test_an_open_that_is_refused_keeps_no_descriptor(tmp_path: Path) -> None:
+    with broker.open(tmp_path / "store") as store:
+        first = store.append_batch([broker.Message("orders", b"x") for _ in range(9)])[1].commitlog_offset
+        shutil.copytree(tmp_path / "store", tmp_path / "copy")  # as after a crash
+    (tmp_path / "copy" / "checkback" / "control").unlink()
+    with (tmp_path / "copy" / "commitlog" / "00000000000000000000").open("r+b") as log:
+        log.seek(first)
+        log.write(b"\xff" * 100)
+    _check_nothing_stays(lambda: broker.open(tmp_path / "copy"))
+
+
+def _check_nothing_stays(opens: Callable[[], object]) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        before = len(os.listdir("/proc/self/fd"))
+        with pytest.raises(broker.BrokerError):
+            opens()
+        assert len(os.listdir("/proc/self/fd")) == before
+    finally:
+        gc.enable()

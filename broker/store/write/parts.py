@@ -5,6 +5,7 @@ Recovery, checkpoints, retention and the writer all take `StoreParts`; none of t
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -73,6 +74,7 @@ class StoreParts:
         self.cells.close()
         self.control.close()
         self.append_lock.close()
+        self.upkeep_lock.close()
 
 
 def open_parts(disk: Disk, paths: Paths, file: StoreFile, engine: TransactionEngine) -> StoreParts:
@@ -81,9 +83,17 @@ def open_parts(disk: Disk, paths: Paths, file: StoreFile, engine: TransactionEng
     Raises StoreError, StoreFull.
     """
     layout = file.layout
-    disk.allocate(paths.control, PAGE_SIZE)
-    control = ControlPage(disk.open_map(paths.control, PAGE_SIZE))
-    cells = NextOffsets(disk, paths.queues, control)
+    with contextlib.ExitStack() as opened:  # closed where a later part cannot be opened: a process may try for long
+        disk.allocate(paths.control, PAGE_SIZE)
+        control = ControlPage(disk.open_map(paths.control, PAGE_SIZE))
+        opened.callback(control.close)
+        cells = NextOffsets(disk, paths.queues, control)
+        opened.callback(cells.close)
+        append_lock, sync_lock, upkeep_lock = (
+            opened.enter_context(contextlib.closing(AppendLock(path, disk)))
+            for path in (paths.append_lock, paths.sync_lock, paths.upkeep_lock)
+        )
+        opened.pop_all()
     clock = StoreClock(lambda: control.words[Word.STORE_MS] if control.is_initialised() else 0)
     dispatcher = Dispatcher(disk, paths, layout, control, cells, engine)
     log = MappedQueue(disk, paths.commitlog, layout.segment_bytes)
@@ -97,10 +107,8 @@ def open_parts(disk: Disk, paths: Paths, file: StoreFile, engine: TransactionEng
             control[Word.POISON] = Poison.FILES_LOST
             raise
 
-    append_lock = AppendLock(paths.append_lock, disk)
     appender = Appender(log, control, dispatcher, append_lock, layout, clock)
     appender.check_files = check_files
-    sync_lock = AppendLock(paths.sync_lock, disk)
     syncer = Syncer(disk, own, control, sync_lock, lambda: poison(disk, paths, control), check_files)
     return StoreParts(
         disk=disk,
@@ -113,7 +121,7 @@ def open_parts(disk: Disk, paths: Paths, file: StoreFile, engine: TransactionEng
         append_lock=append_lock,
         appender=appender,
         syncer=syncer,
-        upkeep_lock=AppendLock(paths.upkeep_lock, disk),
+        upkeep_lock=upkeep_lock,
         clock=clock,
         check_files=check_files,
     )
