@@ -23,7 +23,7 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, Unpack
 
 from broker.app.bodies import BodyCodec, TopicBody
 from broker.app.handlers import Handler, HandlerGroup, groups_of
@@ -86,8 +86,8 @@ class App:
         MessageRejected for an impossible `name` or topics that are not text.
         """
         if unknown := options.keys() - _OPTIONS:
-            known = ", ".join(sorted(_OPTIONS))
-            raise BrokerError(f"broker.App has no option {min(unknown)!r}; besides its own it takes {known}")
+            text = f"broker.App has no option {min(unknown)!r}; besides its own it takes"
+            raise BrokerError(f"{text} {', '.join(sorted(_OPTIONS))}")
         check_options(**options)
         self.path, self.engine, self.async_engine = path_of_store(path), engine, async_engine
         self.name: str = Path(self.path).stem if name is None else name
@@ -108,6 +108,9 @@ class App:
 
     def __repr__(self) -> str:
         return f"<broker.App {self.name!r} of {self.path!r}, {len(self._handlers)} handlers>"
+
+    def __reduce__(self) -> NoReturn:
+        raise BrokerError("an application is not copied and goes to no other process: import its module there")
 
     # Declare
 
@@ -130,8 +133,7 @@ class App:
         MessageRejected for an impossible name.
         """
         check_send_topic(topic)
-        known = self._topics.get(topic)
-        if known is not None and known != TopicBody():
+        if self._topics.get(topic, TopicBody()) != TopicBody():
             raise BrokerError(f"the topic {topic} was declared before: declare it once")
         self._topics[topic] = TopicBody(body_type, event_type, version, upgrade, codec)
 
@@ -172,9 +174,8 @@ class App:
         if handler.parameters.session is None:
             return
         if handler.is_async and self.async_engine is None:
-            raise BrokerError(
-                f"{handler.name} is async and takes a session: App(async_engine=create_async_engine(...))"
-            )
+            step = "App(async_engine=create_async_engine(...))"
+            raise BrokerError(f"{handler.name} is async and takes a session: {step}")
         if self.engine is None:
             raise BrokerError(f"{handler.name} takes a session: App(engine=create_engine(...))")
 
@@ -233,8 +234,7 @@ class App:
         """
         self.start()
         assert self._producers is not None
-        found = self._producers[1]
-        if found is None:
+        if (found := self._producers[1]) is None:
             missing = "engine=create_engine(...)" if self.engine is None else "topics=[...]"
             raise TransactionError(f"{self!r} has no transactions of messages: App(path, {missing})")
         return found
@@ -320,9 +320,9 @@ class App:
             if session is None:
                 self._check_no_database(event.dedup_key)
                 return self._plain().send(event.message, **event.placing)
-            producer = self.producer
-            if event.dedup_key is not None and not hasattr(session, "run_sync"):  # the send refuses an AsyncSession
-                is_new = self.sent_keys.first_time(session, topic, event.dedup_key, event.window_ms)
+            producer, key = self.producer, event.dedup_key
+            if key is not None and not hasattr(session, "run_sync"):  # the send refuses an AsyncSession
+                is_new = self.sent_keys.first_time(session, topic, key, event.window_ms)
                 if not is_new:
                     return None
             return producer.send(event.message, session, **event.placing)

@@ -10,10 +10,11 @@ from __future__ import annotations
 import abc
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from broker.database.ledger_binding import Binding, KnownLedgers, Transaction, bind
 from broker.database.ledger_identity import Execute, Observed
+from broker.errors import BrokerError
 from broker.transaction.events import TransactionState
 
 if TYPE_CHECKING:
@@ -34,6 +35,10 @@ class BoundLedger(abc.ABC):
     def __init__(self) -> None:
         self._bound: dict[str, Binding] = {}  # by store id
         self._known: dict[str, KnownLedgers] = {}
+
+    def __reduce__(self) -> NoReturn:
+        step = "make it in the process that uses it, as where its module is imported"
+        raise BrokerError(f"a ledger is not copied and goes to no other process, nor what holds it, {self!r}: {step}")
 
     @property
     @abc.abstractmethod

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import pickle
+import sqlite3
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import create_engine
 
 import broker
 from broker.format.config import Topics, decode_topics, new_topic
@@ -299,6 +302,16 @@ def test_a_store_is_not_pickled(tmp_path: Path) -> None:
                 broker.StoreError, match=r"open it in the process that uses it, broker\.open\('.*store'\)"
             ):
                 pickle.dumps(thing)
+
+
+def test_a_ledger_and_an_application_are_not_pickled(tmp_path: Path) -> None:
+    """Python would speak of a local object of SQLAlchemy's; a copy would know nothing of the binding."""
+    engine = create_engine(f"sqlite:///{tmp_path}/shop.db")
+    ledgers = broker.Ledger(engine), broker.ConnectionLedger(lambda: sqlite3.connect(tmp_path / "shop.db"))
+    for thing in (*ledgers, broker.App(tmp_path / "store", engine=engine)):
+        for copies in (pickle.dumps, copy.deepcopy):
+            with pytest.raises(broker.BrokerError, match="is not copied and goes to no other process"):
+                copies(thing)
 
 
 def test_options_have_names_that_exist(tmp_path: Path) -> None:
