@@ -24,6 +24,8 @@ from __future__ import annotations
 
 import os
 import re
+from functools import partial
+from typing import Any
 
 
 class BrokerError(Exception):
@@ -111,6 +113,10 @@ class CorruptRecord(CorruptStore):
         """Position in the buffer that was decoded, in bytes from 0."""
         self.commitlog_offset: int | None = commitlog_offset
         """Byte position in the CommitLog; None where it is not known, or the bytes are not of the CommitLog."""
+
+    def __reduce__(self) -> tuple[Any, ...]:  # from another process it would name its place twice
+        made = partial(type(self), at=self.at, commitlog_offset=self.commitlog_offset, path=self.path)
+        return made, (self.reason,), self.__dict__
 
 
 class MessageRejected(BrokerError, ValueError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from pathlib import Path
 
 import pytest
@@ -33,3 +34,15 @@ def test_names() -> None:
     assert dir(broker) == sorted(broker.__all__)
     with pytest.raises(AttributeError, match="module 'broker' has no attribute 'Stroe'"):
         broker.Stroe  # noqa: B018
+
+
+def test_an_error_travels_between_processes() -> None:
+    """One that names its place named it twice on the other side."""
+    for error in (
+        broker.CorruptRecord("torn", at=7, path="log"),
+        broker.CorruptRecord("torn", commitlog_offset=7),
+        broker.AlreadyEnded("late", message_id="A", state=8),
+        broker.StoreFull("full", path="log", needed_bytes=2, free_bytes=1),
+    ):
+        found = pickle.loads(pickle.dumps(error))  # noqa: S301
+        assert (type(found), str(found), vars(found)) == (type(error), str(error), vars(error))
