@@ -41,8 +41,8 @@ class StoreClock:
 
     def now_ms(self, at_least_ms: int = 0) -> int:
         """Milliseconds since 1970, never less than before; `at_least_ms` is a time that is known to have been."""
-        monotonic_ns = self._monotonic_ns()
         seen_ns = max(self._wall_ns(), self._newest_ms() * _MS, at_least_ms * _MS)
+        monotonic_ns = self._monotonic_ns()  # last: a pause before it would pass for a clock that was set forward
         self._ahead_ns = max(self._ahead_ns, seen_ns - monotonic_ns)
         self.seen_ms = (monotonic_ns + self._ahead_ns) // _MS
         return self.seen_ms

@@ -56,6 +56,21 @@ def test_it_follows_a_clock_that_is_set_forward_and_stays_there() -> None:
     assert clock.now_ms() == clock.seen_ms == began + HOUR_MS + 10
 
 
+def test_a_pause_between_its_two_readings_is_no_clock_that_was_set_forward() -> None:
+    """A thread that waits for a processor there put the store's clock ahead for as long as the process lived."""
+    clocks = Clocks()
+    pauses_ms = iter([0, 0, 500, 0, 0, 0])
+
+    def paused(reading_ns: int) -> int:
+        clocks.goes_on(next(pauses_ms))
+        return reading_ns
+
+    clock = StoreClock(wall_ns=lambda: paused(clocks.wall_ns), monotonic_ns=lambda: paused(clocks.monotonic_ns))
+    for _ in range(2):
+        clock.now_ms()
+    assert clock.now_ms() == clocks.wall_ns // 1_000_000
+
+
 def test_a_process_that_begins_later_goes_on_where_the_log_ends() -> None:
     clocks = Clocks()
     clocks.newest_ms = clocks.wall_ns // 1_000_000 + HOUR_MS
