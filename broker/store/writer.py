@@ -95,7 +95,9 @@ def _make_directories(paths: Paths, disk: Disk) -> None:
         kind = disk.file_system(paths.store)
         text = f"{paths.store} lies on {kind}, where locks and maps do not reach other machines"
         raise StoreError(f"{text}. Put the store on a local disk", path=paths.store)
-    _make(disk, paths.store, paths.commitlog, paths.own, paths.consumequeue, paths.index)
+    if disk.entry(paths.store) is None:
+        disk.create_directory(paths.store, in_store=False)
+    _make(disk, paths.commitlog, paths.own, paths.consumequeue, paths.index)
 
 
 def _make(disk: Disk, *directories: str) -> None:

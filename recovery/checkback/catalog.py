@@ -214,6 +214,9 @@ def attempts_of(store_path: str, url: str | None = None) -> dict[int, Attempt]:
 
 def _sqlite(path: str) -> Engine:
     """Many processes read and write it; a power cut may take the last attempts, which are asked again then."""
+    disk = Disk()
+    if disk.entry(path) is None:
+        os.close(disk.open_lock(path))  # an empty file that belongs to the store's owner: SQLite's would be root's
     engine = create_engine(_url(path))
 
     @event.listens_for(engine, "connect")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from broker.errors import StoreError, StoreFull, SyncFailed
 from broker.store.disk import platform_info as machine
 from broker.store.disk.files import Disk, Missing, NotSupported
 from broker.testing.crash_disk import CrashDisk
+from tests.store.permissions import NOBODY
 
 DISK = Disk()
 
@@ -207,9 +210,6 @@ def test_a_failed_sync_has_its_own_error(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_full_by_the_limit_of_the_process(tmp_path: Path) -> None:
     """ulimit -f, in a child: Python ignores SIGXFSZ, so the call fails."""
-    import subprocess
-    import sys
-
     script = f"""
 import resource
 from broker.errors import StoreFull
@@ -233,6 +233,30 @@ def test_no_permission(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(StoreError, match="may not be written by this user"):
         DISK.allocate(str(tmp_path / "segment"), 4096)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files for others")
+def test_what_root_makes_belongs_to_the_owner_of_its_directory(tmp_path: Path) -> None:
+    """And has its permissions, however careful root's umask is; a link that leads out of it gives nothing away."""
+    store, outside = tmp_path / "store", tmp_path / "outside"
+    store.mkdir()
+    os.chown(store, NOBODY, NOBODY)
+    store.chmod(0o2775)
+    before = os.umask(0o077)
+    try:
+        DISK.allocate(str(store / "segment"), 4096)
+        DISK.write_file(str(store / "small"), b"1")
+        os.close(DISK.open_lock(str(store / "lock")))
+        DISK.create_directory(str(store / "a" / "b"))
+        DISK.create_directory(str(store / "another.store"), in_store=False)
+        (store / "link").symlink_to(outside)
+        os.close(DISK.open_lock(str(store / "link")))
+    finally:
+        os.umask(before)
+    made = {name: (store / name).stat() for name in ("segment", "small", "lock", "a", "a/b")}
+    assert {(found.st_uid, found.st_gid) for found in made.values()} == {(NOBODY, NOBODY)}
+    assert [oct(found.st_mode & 0o7777) for found in made.values()] == ["0o664"] * 3 + ["0o2775"] * 2
+    assert (outside.stat().st_uid, (store / "another.store").stat().st_uid) == (0, 0)
 
 
 def test_the_machine(tmp_path: Path) -> None:

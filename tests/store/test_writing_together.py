@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import broker
 from broker.errors import StoreError, StoreLocked, SyncFailed
 from broker.format.sysflag import TransactionType
 from broker.store.disk import maps
@@ -21,8 +22,10 @@ from broker.store.disk.store_lock import StoreLock
 from broker.store.shared.control import Word
 from broker.store.write.pending_record import end_draft
 from broker.store.writer import StoreWriter, open_writer
+from recovery.checkback.catalog import Catalog
 from recovery.verify.verifier import verify
 from tests.store.filled import SMALL, assert_right, fill, half
+from tests.store.permissions import NOBODY
 
 FORK = multiprocessing.get_context("fork")
 SPAWN = multiprocessing.get_context("spawn")
@@ -55,6 +58,26 @@ def test_forked_children_go_on_with_their_parents_store(tmp_path: Path, sync: st
     fill(store, 5000, 30)
     store.close()
     assert_right(tmp_path, 100, 100, 100)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files for others")
+def test_a_process_of_root_leaves_the_store_to_its_owner(tmp_path: Path) -> None:
+    """`sudo checkback check-back` made a segment that the application could not open."""
+    store = open_writer(str(tmp_path), Disk(), SMALL)
+    store.close()
+    everything = [tmp_path, *tmp_path.rglob("*")]
+    for path in everything:
+        os.chown(path, NOBODY, NOBODY)
+    before = len(everything)
+    with broker.open(tmp_path) as opened:
+        fill(opened.writer, 0, 100)
+        opened.append(broker.Message("new", b"1"))
+        Catalog.open(str(tmp_path), opened.store_id).close()
+        with opened.consumer("billing", "new") as consumer:
+            assert consumer.receive() is not None
+    made = [tmp_path, *tmp_path.rglob("*")]
+    assert len(made) > before + 10
+    assert [str(path) for path in made if path.stat().st_uid != NOBODY] == []
 
 
 def test_a_lone_writer_makes_room_for_one_who_joins(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from broker.errors import StoreError
 from broker.store.disk import platform_info as machine
 from broker.store.disk.maps import Map as Map
 from broker.store.disk.maps import OpenFile
+from broker.store.disk.opening import give_directory
 from broker.store.disk.os_errors import Missing as Missing
 from broker.store.disk.os_errors import NotSupported as NotSupported
 from broker.store.disk.os_errors import explained as explained
@@ -143,14 +144,19 @@ class Disk(Calls):
 
     # Changing directories
 
-    def create_directory(self, path: str, *, durable: bool = True) -> None:
-        """Create a directory, and those above it that are missing; one that is there stays. Raises StoreFull."""
+    def create_directory(self, path: str, *, durable: bool = True, in_store: bool = True) -> None:
+        """Create a directory, and those above it that are missing; one that is there stays. Raises StoreFull.
+
+        What root makes `in_store` belongs to the owner of the directory above; a store itself to the user who makes it.
+        """
         made = [os.path.abspath(path)]
         while not os.path.isdir(above := os.path.dirname(made[-1])):
             made.append(above)
         for directory in reversed(made):
             if not os.path.isdir(directory):
                 self._make_directory(directory)
+                if in_store:
+                    give_directory(directory)
             if durable:
                 self._force_directory(os.path.dirname(directory))
 

@@ -10,6 +10,7 @@ import os
 
 from broker.store.disk import platform_info as machine
 from broker.store.disk.maps import Flusher, Map, OpenFile, flusher, force
+from broker.store.disk.opening import opened
 from broker.store.disk.os_errors import free_bytes, refused, sync_failed
 
 CAN_RESERVE = hasattr(os, "posix_fallocate")  # blocks in the middle of a file; macOS only appends zeros
@@ -20,7 +21,7 @@ class Calls:
 
     def _open(self, path: str, flags: int) -> int:
         try:
-            return os.open(path, flags | os.O_CLOEXEC, 0o666)
+            return opened(path, flags)
         except OSError as error:
             raise refused(error, path) from error
 
