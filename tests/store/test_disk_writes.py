@@ -259,6 +259,23 @@ def test_what_root_makes_belongs_to_the_owner_of_its_directory(tmp_path: Path) -
     assert (outside.stat().st_uid, (store / "another.store").stat().st_uid) == (0, 0)
 
 
+def test_no_file_takes_the_number_of_a_closed_stream(tmp_path: Path) -> None:
+    """A program without standard error: what a C library reports there went into the first file that was opened."""
+    script = f"""
+import os
+from broker.store.disk.files import Disk
+for number in range(3):
+    os.close(number)
+disk, path = Disk(), {str(tmp_path / "control")!r}
+disk.allocate(path, 4096)
+held = disk.open_map(path, 4096), disk.open_lock(path), disk.open_read(path)
+os.write(2, b"libfoo: warning")
+assert not any(held[0].view), bytes(held[0].view[:20])
+assert min(held[0].file.descriptor, held[1]) > 2
+"""
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
 def test_the_machine(tmp_path: Path) -> None:
     assert DISK.free_bytes(str(tmp_path / "not" / "yet")) > 0
     assert DISK.boot_id() == DISK.boot_id()

@@ -22,7 +22,7 @@ from broker.errors import StoreError
 from broker.store.disk import platform_info as machine
 from broker.store.disk.maps import Map as Map
 from broker.store.disk.maps import OpenFile
-from broker.store.disk.opening import give_directory
+from broker.store.disk.opening import give_directory, opened
 from broker.store.disk.os_errors import Missing as Missing
 from broker.store.disk.os_errors import NotSupported as NotSupported
 from broker.store.disk.os_errors import explained as explained
@@ -91,7 +91,7 @@ class Disk(Calls):
     def open_read(self, path: str) -> ReadFile:
         """Raises Missing when the file is not there. A pipe in its place raises CorruptStore at the first read."""
         try:
-            return ReadFile(path, os.open(path, _READ_ONLY))
+            return ReadFile(path, opened(path, _READ_ONLY))
         except (OSError, ValueError) as error:
             raise explained(error, path) from error
 
