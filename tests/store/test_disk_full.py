@@ -53,6 +53,19 @@ def test_allocation_refuses_and_leaves_nothing(small: Path) -> None:
     DISK.allocate(str(small / "second"), MIB)
 
 
+def test_a_disk_without_inodes_says_so(tmp_path: Path) -> None:
+    """It said how many bytes are free, which were enough."""
+    _mount(["mount", "-t", "tmpfs", "-o", "size=4m,nr_inodes=3", "tmpfs", str(tmp_path)])
+    try:
+        DISK.allocate(str(tmp_path / "first"), MIB)
+        DISK.create_directory(str(tmp_path / "second"))
+        for make in (DISK.create_directory, lambda path: DISK.write_file(path, b"1")):
+            with pytest.raises(StoreFull, match=r"needs room, and the disk has 3145728 bytes free but no inode, so"):
+                make(str(tmp_path / "third"))
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
 def test_growing_refuses_and_takes_back(small: Path) -> None:
     """What a killed process began, on a disk that is full by now."""
     (small / "begun").write_bytes(b"abc")

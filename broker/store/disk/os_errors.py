@@ -66,7 +66,7 @@ def _does_not_fit(error: OSError, path: str, otherwise: str = "") -> str:
     room = {
         errno.EDQUOT: f"the quota of this user leaves no room for it. Raise it{otherwise}",
         errno.EFBIG: "no file of this process may grow so large. Raise the limit with: ulimit -f",
-    }.get(error.errno or 0, f"its disk has {free_bytes(path)} bytes free. Free some{otherwise}")
+    }.get(error.errno or 0, f"its disk has {_left(path)}. Free some{otherwise}")
     return f"{path} does not fit ({error.strerror or error}): {room}"
 
 
@@ -100,10 +100,11 @@ def full(error: OSError, path: str, needed_bytes: int) -> StoreFull:
     store = _store_above(path)
     spare = f", or see what the store can spare with: checkback retain {store}" if store else ""
     room = {
-        errno.EDQUOT: f"the quota of this user leaves no room for them. Raise it, or delete other files{spare}",
+        errno.EDQUOT: f"the quota of this user leaves none. Raise it, or delete other files{spare}",
         errno.EFBIG: "no file of this process may grow so large. Raise the limit with: ulimit -f",
-    }.get(error.errno or 0, f"the disk has {free} bytes free. Delete other files{spare}")
-    text = f"{path} needs {needed_bytes} bytes, and {room}; nothing was lost, and sends work again when there is space"
+    }.get(error.errno or 0, f"the disk has {_left(path)}. Delete other files{spare}")
+    needs = f"{needed_bytes} bytes" if needed_bytes else "room"  # a name, a directory, a file that is made longer
+    text = f"{path} needs {needs}, and {room}; nothing was lost, and sends work again when there is space"
     return StoreFull(text, path=path, needed_bytes=needed_bytes, free_bytes=free)
 
 
@@ -123,17 +124,29 @@ def _store_above(path: str) -> str:
 
 def free_bytes(path: str) -> int:
     """Bytes that this user may still write on the disk of a path or its nearest parent directory; 0 if unknown."""
+    found = _disk_of(path)
+    return 0 if found is None else found.f_bavail * found.f_frsize
+
+
+def _left(path: str) -> str:
+    """What is left of a full disk: it may have bytes, and no inode for another file."""
+    found, free = _disk_of(path), f"{free_bytes(path)} bytes free"
+    if found is None or found.f_favail or not found.f_files:  # btrfs counts no inodes
+        return free
+    return f"{free} but no inode, so that it takes no more files"
+
+
+def _disk_of(path: str) -> os.statvfs_result | None:
     while True:
         try:
-            found = os.statvfs(path)
-            return found.f_bavail * found.f_frsize
+            return os.statvfs(path)
         except FileNotFoundError:
             above = os.path.dirname(os.path.abspath(path))
             if above == path:
-                return 0
+                return None
             path = above
         except OSError:
-            return 0
+            return None
 
 
 def sync_failed(error: OSError, path: str) -> SyncFailed:

@@ -69,7 +69,7 @@ class Calls:
         try:
             os.ftruncate(descriptor, size)
         except OSError as error:
-            raise refused(error, path) from error
+            raise refused(error, path, size) from error
 
     def _map(self, path: str, size: int, file: OpenFile) -> Map:
         return Map(path, size, file)
