@@ -11,7 +11,12 @@ from recovery.torture.promises import PromiseState, PromiseVerdict
 FASTEST_SYNC_US = 15.0
 IN_MEMORY = {"tmpfs", "ramfs", "devtmpfs"}
 NO_BARRIER = {"nobarrier", "barrier=0"}
-IN_FRONT = {
+_COPIES = (
+    "a block that is written again gets a new place: on a full disk that kills the process (SIGBUS), which loses "
+    "nothing that was acknowledged; keep space free"
+)
+BY_KIND = {
+    **dict.fromkeys(("bcachefs", "btrfs", "zfs"), _COPIES),
     "overlay": "files of a lower layer are copied at their first write; mount a volume of the disk itself",
     "9p": "the machine behind it decides what an fsync does",
     "virtiofs": "the machine behind it decides what an fsync does",
@@ -51,8 +56,8 @@ def _mount(facts: DiskFacts, sync: str) -> PromiseVerdict:
     if off := sorted(NO_BARRIER & mount.options):
         text = f"{kind} is mounted with `{off[0]}`: an fsync does not flush the drive's cache, which must not need it"
         return PromiseVerdict(name, PromiseState.WARNING, text, figures)
-    if mount.kind in IN_FRONT:
-        return PromiseVerdict(name, PromiseState.WARNING, f"{kind}: {IN_FRONT[mount.kind]}", figures)
+    if mount.kind in BY_KIND:
+        return PromiseVerdict(name, PromiseState.WARNING, f"{kind}: {BY_KIND[mount.kind]}", figures)
     cache = {
         "write back": "; the drive has a cache, which an fsync flushes",
         "write through": "; the drive reports no volatile cache, so an fsync sends it no flush",

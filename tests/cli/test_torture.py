@@ -182,6 +182,7 @@ def test_what_an_honest_disk_shows_holds() -> None:
         ({"mount": Mount("overlay", frozenset({"volatile"}), "")}, "each", "file system", PromiseState.BROKEN),
         ({"mount": Mount("overlay", frozenset(), "")}, "each", "file system", PromiseState.WARNING),
         ({"mount": Mount("ext4", frozenset({"nobarrier"}), "")}, "each", "file system", PromiseState.WARNING),
+        ({"mount": Mount("btrfs", frozenset(), "")}, "each", "file system", PromiseState.WARNING),
         ({"mount": Mount("nfs4", frozenset(), ""), "is_local": False}, "each", "file system", PromiseState.BROKEN),
         ({"append_sync": Latency(400, 0.4, 10.0)}, "each", "speed of fsync", PromiseState.WARNING),
         ({"append_sync": Latency(400, 0.4, 10.0)}, "os", "speed of fsync", PromiseState.HOLDS),
