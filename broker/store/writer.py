@@ -152,8 +152,17 @@ def _admit(
     if parts.control[Word.POISON] and parts.control.is_initialised():
         raise poisoned(parts.path, parts.control[Word.POISON])
     if not trusted:
+        _check_boots(parts)
         text = f"{parts.path} is open in a process of another version, or {parts.paths.queues} was deleted meanwhile"
         raise StoreLocked(f"{text}: close it there", path=parts.path)
+
+
+def _check_boots(parts: StoreParts) -> None:
+    """A page of an unknown boot is never trusted, so that no second process can join. Raises StoreLocked."""
+    stored = tuple(parts.control.words[Word.BOOT_HIGH : Word.BOOT_LOW + 1])
+    if (0, 0) in (stored, boot_words(parts.disk)):
+        text = f"{parts.path} is open in another process, and one of the two cannot read the id of this boot from /proc"
+        raise StoreLocked(f"{text}: mount /proc there, or use the store in one process", path=parts.path)
 
 
 def _recover(parts: StoreParts, progress: Progress, expected: RecoveryPlan | None) -> None:

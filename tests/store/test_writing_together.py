@@ -16,7 +16,7 @@ import pytest
 import broker
 from broker.errors import StoreError, StoreLocked, SyncFailed
 from broker.format.sysflag import TransactionType
-from broker.store.disk import maps
+from broker.store.disk import maps, platform_info
 from broker.store.disk.files import Disk
 from broker.store.disk.store_lock import StoreLock
 from broker.store.shared.control import Word
@@ -259,6 +259,21 @@ def test_a_failed_sync_stops_every_process_until_the_store_was_recovered(
     report = verify(tmp_path)
     assert report.ok, [str(finding) for finding in report.findings][:4]
     assert report.transactions["committed"] == 31
+
+
+@pytest.mark.parametrize("known", ["neither", "the first", "the second"])
+def test_without_the_id_of_the_boot_a_second_process_is_told_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: str
+) -> None:
+    """In a container without /proc; it was said to be of another version."""
+    boot_id = platform_info.boot_id
+    monkeypatch.setattr(platform_info, "boot_id", boot_id if known == "the first" else lambda: "")
+    store = open_writer(str(tmp_path), Disk(), SMALL)
+    monkeypatch.setattr(platform_info, "boot_id", boot_id if known == "the second" else lambda: "")
+    with pytest.raises(StoreLocked, match="is open in another process, and one of the two cannot read the id of this"):
+        open_writer(str(tmp_path), Disk())
+    store.close()
+    open_writer(str(tmp_path), Disk()).close()
 
 
 def test_a_process_of_another_version_is_kept_out(tmp_path: Path) -> None:
