@@ -38,9 +38,20 @@ def write_transactions(
     Raises NotAStore, and StoreError when `out` is there already, or lies in a store.
     """
     log = StoreLocation(path).log()
+    if not _have_semaphores():
+        return write_transaction_files(InMemoryExecutor(map, progress), log, path, out, now_ms)
     with workers(processes or os.cpu_count() or 1) as pool:
         executor = InMemoryExecutor(partial(_run_in, pool), progress)
         return write_transaction_files(executor, log, path, out, now_ms)
+
+
+def _have_semaphores() -> bool:
+    """Whether processes of a pool can share a queue here: a container may have no /dev/shm. Else one does it all."""
+    try:
+        multiprocessing.get_context("spawn").Lock()
+    except (ImportError, OSError):
+        return False
+    return True
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -40,6 +41,20 @@ def test_nothing_is_written_into_a_store(capsys: pytest.CaptureFixture[str], gol
     for out in (store / "out", store / "commitlog" / "out"):
         ran = command(capsys, "transactions", store, out)
         assert (ran.code, "lies in the store" in ran.err, out.exists()) == (2, True, False)
+
+
+def test_without_shared_semaphores_one_process_does_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], golden: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container without /dev/shm: it said "No such file or directory"."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+    monkeypatch.setattr("multiprocessing.synchronize.SemLock.__init__", refuse)
+    ran = command(capsys, "transactions", golden(STORE), tmp_path / "out")
+    assert (ran.code, ran.err) == (0, "")
+    assert any(path.suffix == ".parquet" for path in (tmp_path / "out").rglob("*"))
 
 
 def test_a_directory_that_cannot_be_made(
