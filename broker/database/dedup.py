@@ -158,7 +158,10 @@ def _insert_of(dialect: str) -> Any:
 
 def _table(table: str, schema: str | None) -> tuple[MetaData, Table]:
     """The table, in a metadata of its own, which Alembic takes in `target_metadata`."""
-    from sqlalchemy import BigInteger, Column, Index, MetaData, Table
+    try:
+        from sqlalchemy import BigInteger, Column, Index, MetaData, Table
+    except ModuleNotFoundError as error:  # of an application without a database, which needs it all the same
+        raise BrokerError(f"this needs {error.name}: install checkback with its extra 'sql'") from None
 
     metadata = MetaData(schema=schema)
     rows = Table(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 from typing import Any, Optional
 
@@ -199,6 +200,13 @@ def test_without_a_database_sends_are_plain_and_handlers_at_least_once(tmp_path:
 def test_an_option_that_is_misspelled_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BrokerError, match="has no option 'retension'; besides its own it takes create, in_doubt_max"):
         broker.App(tmp_path / "store", retension=None)
+
+
+def test_without_sqlalchemy_an_application_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that has no database: it was a ModuleNotFoundError."""
+    monkeypatch.setitem(sys.modules, "sqlalchemy", None)
+    with pytest.raises(BrokerError, match="needs sqlalchemy: install checkback with its extra 'sql'"):
+        broker.App(tmp_path / "store")
 
 
 def test_engines_of_two_databases_are_refused(tmp_path: Path) -> None:
