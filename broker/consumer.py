@@ -85,28 +85,25 @@ class Consumer(Receiver):
         selection, begin = Selection.parse(tags), Start.parse(start)
         self._pid = os.getpid()
         self._make_topic(retry_topic(group))
-        self._positions = Positions(store)
-        try:
+        with contextlib.ExitStack() as undone:  # a member that stays behind would have queues that nobody reads
+            self._positions = Positions(store)
+            undone.callback(self._positions.close)
             for one in self.topics:
                 self._positions.begin(group, one, begin)
             self._positions.begin(group, retry_topic(group), Start())
             consumed = (*self.topics, retry_topic(group))
             self._member = Membership(self._positions.cells, group, consumed)
-        except BaseException:
-            self._positions.close()
-            raise
-        self._leases = Leases(
-            store, self._positions, self._member, group, consumed, selection=selection, ordered=ordered,
-            retries_first=retries_first,
-        )  # fmt: skip
-        self._keeper = ConsumerWorker(
-            store, self._positions, self._member, self._leases, ack_timeout_s=ack_timeout_s, send_back=self.retry
-        )
-        try:
+            undone.callback(self._member.leave)
+            self._leases = Leases(
+                store, self._positions, self._member, group, consumed, selection=selection, ordered=ordered,
+                retries_first=retries_first,
+            )  # fmt: skip
+            undone.callback(self._leases.release)
+            self._keeper = ConsumerWorker(
+                store, self._positions, self._member, self._leases, ack_timeout_s=ack_timeout_s, send_back=self.retry
+            )
             self._keeper.start()
-        except BaseException:
-            self._give_back()
-            raise
+            undone.pop_all()
 
     def __repr__(self) -> str:
         return f"<broker.Consumer {self.group!r} of {', '.join(self.topics)}>"

@@ -142,18 +142,19 @@ class Server:
         host, port = self._listener.sockets[0].getsockname()[:2]
         self.address = f"{host}:{port}"
         advertised = settings.advertise or self.address
-        positions = GroupPositions(store, MemberKind.REGISTERED if settings.name_servers else MemberKind.SERVER)
-        try:
+        with contextlib.ExitStack() as undone:  # what is left of a server that did not start would count as a member
+            kind = MemberKind.REGISTERED if settings.name_servers else MemberKind.SERVER
+            positions = GroupPositions(store, kind)
+            undone.callback(positions.table.close)
             self._member = Membership(positions.table.cells, SCHEDULE_GROUP, (SCHEDULE_TOPIC,))
-        except BaseException:
-            positions.table.close()
-            raise
-        groups = GroupFile(store.path, store.writer.disk, store.writer.append_lock)
-        self.context = ServerContext(
-            settings, store, advertised, store_host(advertised), Clients(), positions, groups, Counters(),
-            SiblingRegistry(store, self._member), QueueLocks(store, positions.table.cells),
-            started_ms=time.time_ns() // 1_000_000,
-        )  # fmt: skip
+            undone.callback(self._member.leave)
+            groups = GroupFile(store.path, store.writer.disk, store.writer.append_lock)
+            self.context = ServerContext(
+                settings, store, advertised, store_host(advertised), Clients(), positions, groups, Counters(),
+                SiblingRegistry(store, self._member), QueueLocks(store, positions.table.cells),
+                started_ms=time.time_ns() // 1_000_000,
+            )  # fmt: skip
+            undone.pop_all()
         self.held = HeldPulls(self.context, self._look_again)
         self._schedule = Schedule(store, positions.table, self._member, settings.delays_ms)
         self._leftovers = Leftovers(store)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 import pytest
 
@@ -108,6 +109,20 @@ def test_a_store_that_was_closed_first_is_said_and_no_harm(tmp_path: object) -> 
     consumer.close()
     with broker.open(f"{tmp_path}/store") as again, again.consumer("billing", "orders") as other:
         assert other.positions()["orders", 0] == 1
+
+
+def test_a_consumer_that_cannot_begin_leaves_no_member_behind(checkback_store: LiveStore) -> None:
+    """It would have queues for as long as its heartbeat counts, and a place as long as its process lives."""
+    for queue_id in range(4):
+        checkback_store.append(broker.Message("orders", b"%d" % queue_id), queue_id=queue_id)
+    groups = Path(checkback_store.path, "config", "subscriptionGroup.json")
+    groups.write_text("{")
+    for _ in range(3):
+        with pytest.raises(broker.CorruptStore, match="subscriptionGroup"):
+            checkback_store.consumer("billing", "orders")
+    groups.unlink()
+    with checkback_store.consumer("billing", "orders") as consumer:
+        assert sorted(bodies(consumer, 4)) == ["0", "1", "2", "3"]
 
 
 def test_what_is_whole_before_a_damaged_message_is_handed_out(tmp_path: object) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import broker
+from broker.consuming.group.membership import is_locked
 from broker.remoting.codes import RequestCode as Code
 from broker.remoting.codes import ResponseCode as Answer
 from broker.remoting.command import RemotingCommand
@@ -95,6 +96,16 @@ def test_a_key_with_a_pass_phrase_is_refused_without_a_question(store: broker.Li
 def test_a_port_that_is_taken_is_a_sentence(serve: Serve, store: broker.LiveStore) -> None:
     with pytest.raises(broker.BrokerError, match="cannot listen"):
         broker.serve(store, serve().address)
+
+
+def test_a_server_that_cannot_start_leaves_no_member_behind(store: broker.LiveStore) -> None:
+    """Each would keep a place among the consumers of all processes, of which there are not many."""
+    groups = Path(store.path, "config", "subscriptionGroup.json")
+    groups.parent.mkdir(exist_ok=True)
+    groups.write_text("{")
+    with pytest.raises(broker.CorruptStore, match="subscriptionGroup"):
+        broker.serve(store, "127.0.0.1:0")
+    assert not is_locked(store.writer.disk, f"{store.writer.paths.own}/members", 0)
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
