@@ -29,6 +29,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from broker.store.disk.files import Disk, Missing
+from broker.store.disk.os_errors import refused
 from broker.store.disk.paths import Paths
 
 _SAYS_BYTES = 200  # for the name of a process
@@ -74,7 +75,7 @@ class LeaderLock:
         return self._descriptor >= 0
 
     def try_take(self) -> bool:
-        """Lead, if nobody else does. Raises StoreError when the file cannot be opened."""
+        """Lead, if nobody else does. Raises StoreFull, and StoreError when the file cannot be opened or written."""
         if self.is_held:
             return True
         descriptor = self._disk.open_lock(self.path)
@@ -83,9 +84,13 @@ class LeaderLock:
         except OSError:
             os.close(descriptor)
             return False
-        said = "\n".join((myself()[:_SAYS_BYTES], *(self._groups or ())))
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, said.encode()[:_MOST_BYTES], 0)
+        said = "\n".join((myself()[:_SAYS_BYTES], *(self._groups or ()))).encode()[:_MOST_BYTES]
+        try:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, said, 0)
+        except OSError as error:  # a full disk: nobody leads, and the next attempt may do
+            os.close(descriptor)
+            raise refused(error, self.path, len(said)) from error
         self._descriptor = descriptor
         return True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -49,6 +50,22 @@ def test_one_leads(directory: str, lease: LeaderLock) -> None:
     assert other.leader() is None
     assert other.try_take()
     other.release()
+
+
+def test_a_full_disk_keeps_nobody_from_leading_later(
+    directory: str, lease: LeaderLock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that could not write its name does not keep the lock: it would wait for itself."""
+
+    def no_room(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", no_room)
+        with pytest.raises(broker.StoreFull, match=r"leader\.lock needs"):
+            lease.try_take()
+    assert not lease.is_held
+    assert lease.try_take()
 
 
 def test_a_leader_that_is_killed_leaves_the_lead(directory: str, lease: LeaderLock) -> None:
