@@ -22,10 +22,9 @@ BrokerError
 
 from __future__ import annotations
 
+import functools
 import os
 import re
-from functools import partial
-from typing import Any
 
 
 class BrokerError(Exception):
@@ -114,8 +113,8 @@ class CorruptRecord(CorruptStore):
         self.commitlog_offset: int | None = commitlog_offset
         """Byte position in the CommitLog; None where it is not known, or the bytes are not of the CommitLog."""
 
-    def __reduce__(self) -> tuple[Any, ...]:  # from another process it would name its place twice
-        made = partial(type(self), at=self.at, commitlog_offset=self.commitlog_offset, path=self.path)
+    def __reduce__(self) -> tuple[object, ...]:  # from another process it would name its place twice
+        made = functools.partial(type(self), at=self.at, commitlog_offset=self.commitlog_offset, path=self.path)
         return made, (self.reason,), self.__dict__
 
 
