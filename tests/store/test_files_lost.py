@@ -84,6 +84,26 @@ def test_the_next_send_is_refused(
                 _send(store, number)
 
 
+def test_a_store_that_was_moved_is_not_begun_again_at_its_old_place(tmp_path: Path) -> None:
+    """A directory with config/ alone came into being there: a topic was lost in it, and no open took it for a store."""
+    old, new = tmp_path / "store", tmp_path / "moved"
+    store = broker.open(old, layout=LAYOUT)
+    _send(store, 1)
+    consumer = store.consumer("billing", "orders")
+    message = consumer.receive(5)
+    assert message is not None
+    consumer.ack(message)
+    old.rename(new)
+    with pytest.raises(StoreError, match="was moved or deleted while it was open"):
+        store.create_topic("new")
+    for each in (consumer, store):
+        with pytest.raises(StoreError):
+            each.close()
+    assert not old.exists()
+    with broker.open(new) as store, store.consumer("billing", "orders") as consumer:
+        assert consumer.receive(0) is None
+
+
 def test_a_store_that_forces_in_the_background_notices_within_a_second(tmp_path: Path) -> None:
     with broker.open(tmp_path, sync="os", layout=LAYOUT) as store:
         _send(store, 1)

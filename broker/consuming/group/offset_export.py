@@ -124,9 +124,8 @@ class OffsetExport:
             self._write(_DELAYS, EXPORTED_DELAYS, raw)
 
     def _write(self, name: str, word: int, raw: bytes) -> None:
-        path, directory = self._path(name), self._paths.config("")
-        if self._disk.entry(directory) is None:
-            self._disk.create_directory(directory)
+        path = self._path(name)
+        self._disk.create_in_store(self._paths.store, self._paths.config(""))
         with self._cells.lock:  # both count as ours: we may be killed before or after the rename
             self._remember(word, crc32(raw))
         if self._disk.entry(path) is not None:

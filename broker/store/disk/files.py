@@ -160,6 +160,14 @@ class Disk(Calls):
             if durable:
                 self._force_directory(os.path.dirname(directory))
 
+    def create_in_store(self, store: str, path: str) -> None:
+        """Create a directory of a store that is open. Raises Missing when the store is not in its place any more."""
+        if self.entry(path) is None:
+            if self.entry(store) is None:
+                text = f"{store} was moved or deleted while it was open. Close it in every process"
+                raise Missing(f"{text}, and open it where it is", path=store)
+            self.create_directory(path)
+
     def sync_directory(self, path: str) -> None:
         """Flush the names in a directory: what was created, renamed and removed in it. Raises SyncFailed."""
         self._force_directory(path)

@@ -109,8 +109,7 @@ class GroupFile:
             self._looked_s = float("-inf")
             version = DataVersion(found.version.counter + 1, time.time_ns() // 1_000_000, found.version.state_version)
             changed = replace(found, groups=groups, version=version)
-            if disk.entry(paths.config("")) is None:
-                disk.create_directory(paths.config(""))
+            disk.create_in_store(paths.store, paths.config(""))
             path = paths.config(_NAME)
             if disk.entry(path) is not None:
                 disk.write_file(f"{path}.bak", disk.read(path))

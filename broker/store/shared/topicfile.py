@@ -67,8 +67,7 @@ class TopicFile:
         found = read_topics(self._directory)
         version = DataVersion(found.version.counter + 1, now_ms, found.version.state_version)
         changed = replace(found, topics=topics, version=version)
-        if disk.entry(directory := paths.config("")) is None:
-            disk.create_directory(directory)
+        disk.create_in_store(paths.store, paths.config(""))
         if disk.entry(self._path) is not None:
             disk.write_file(f"{self._path}.bak", disk.read(self._path))
         disk.write_file(self._path, encode_topics(changed))
