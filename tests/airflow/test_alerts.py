@@ -152,6 +152,17 @@ def test_a_late_run_is_an_alert(listener: Callable[..., list[dict[str, Any]]]) -
     got = listener("oncall")
     deadline_missed(store="shop", what="check_back is not done after 0:05:00", connection="oncall")
     assert got[0]["text"] == "checkback, store shop: check_back is not done after 0:05:00"
+    running = {"dag_run": {"dag_id": "shop.check_back", "state": "running"}}
+    deadline_missed(store="shop", what="check_back is not done after 0:05:00", connection="oncall", context=running)
+    assert len(got) == 2
+
+
+def test_a_run_that_failed_in_time_is_not_late(listener: Callable[..., list[dict[str, Any]]]) -> None:
+    """Each failure had a second alert at its deadline, hours later for a verification, which was not true."""
+    got = listener("oncall")
+    failed = {"dag_run": {"dag_id": "shop.check_back", "state": "failed"}}
+    deadline_missed(store="shop", what="check_back is not done after 0:05:00", connection="oncall", context=failed)
+    assert got == []
 
 
 @pytest.mark.skipif(not HAS_APPROVALS, reason="this Airflow has no approvals")
