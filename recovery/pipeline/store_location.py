@@ -26,7 +26,7 @@ from broker.errors import CorruptStore, NotAStore, StoreError
 from broker.store.disk.files import Disk, Entry, Missing, ReadFile
 from broker.store.disk.open_files import OpenFiles
 from broker.store.read.directory import StoreDirectory
-from broker.store.read.segments import NAME_DIGITS, Listing, Segment, SegmentDamage
+from broker.store.read.segments import NAME_DIGITS, Listing, Segment, SegmentDamage, is_base
 from broker.store.recover.watermark import Watermark
 from recovery.scan.store_files import StoreFiles
 
@@ -268,8 +268,7 @@ def _entry(info: Any) -> Entry:
 
 
 def _is_numbered(entry: Entry) -> bool:
-    stem = os.path.splitext(entry.name)[0]
-    return entry.is_file and len(stem) == NAME_DIGITS and stem.isascii() and stem.isdecimal()
+    return entry.is_file and is_base(os.path.splitext(entry.name)[0])
 
 
 def _is_archive(entry: Entry) -> bool:

@@ -40,6 +40,16 @@ def test_a_store_without_an_index_has_one_finding(generation: Generation, what: 
     assert "messageIndexEnable=false" in found.text
 
 
+@pytest.mark.parametrize("name", ["99999999999999999999", "09223372036854775807"])
+def test_a_file_whose_name_is_no_position_is_no_segment(name: str, tmp_path: Path) -> None:
+    """Its end does not fit into 8 bytes: `verify` ended in an OverflowError, and called all before it missing."""
+    build(GENERATIONS[0], tmp_path / "store")
+    (tmp_path / "store/commitlog" / name).touch()
+    report = verify(tmp_path / "store")
+    assert report.ok
+    assert [one.path for one in report.not_judged] == [str(tmp_path / "store/commitlog" / name)]
+
+
 @pytest.mark.parametrize("record_crc", [False, True])
 def test_records_without_a_key_need_no_index(record_crc: bool, tmp_path: Path) -> None:
     log = Log(4096)

@@ -7,7 +7,7 @@ import os
 from broker.errors import NotAStore, StoreError
 from broker.store.disk.files import Disk, Entry
 from broker.store.disk.paths import PARTS, Paths
-from broker.store.read.segments import NAME_DIGITS
+from broker.store.read.segments import NAME_DIGITS, is_base
 
 _DLEDGER = "dledger-"  # RocketMQ: DLedgerConfig.getDataStorePath
 _ONLY_IN_STORES = ("checkback", "config", "consumequeue")  # one of them beside commitlog/
@@ -75,7 +75,7 @@ def _fault(path: str, disk: Disk) -> str | None:
     if not commitlog.is_directory:
         return f"{path} is not a store: commitlog in it is {_kind(commitlog)}, not a directory of segments. {_GIVE}"
     inside = disk.entries(commitlog.path)
-    if inside and not any(_is_segment_name(entry.name) for entry in inside):
+    if inside and not any(is_base(entry.name) for entry in inside):
         reason = f"nothing in {commitlog.path} ({_names(inside)}) is named as a segment is, by {NAME_DIGITS} digits"
         if any(os.path.splitext(entry.name)[1] in _COMPRESSED for entry in inside):
             text = "Unpack them; compressed segments are read by `transactions` and by `verify --spark` alone"
@@ -105,7 +105,7 @@ def _what_is_there(path: str, entries: list[Entry], disk: Disk) -> str:
     """What the directory holds instead, and the next step."""
     if not entries:
         return f"it is empty. {_GIVE}"
-    if any(_is_segment_name(entry.name) for entry in entries):
+    if any(is_base(entry.name) for entry in entries):
         parent = os.path.dirname(os.path.abspath(path))
         return f"it holds segments itself. Give the store that it is a part of, perhaps {parent}"
     below = [
@@ -128,7 +128,3 @@ def _names(entries: list[Entry]) -> str:
 
 def _kind(entry: Entry) -> str:
     return "a directory" if entry.is_directory else "a file" if entry.is_file else "neither a file nor a directory"
-
-
-def _is_segment_name(name: str) -> bool:
-    return len(name) == NAME_DIGITS and name.isascii() and name.isdecimal()

@@ -23,6 +23,7 @@ from broker.store.disk.files import Disk, Entry, Missing, ReadFile
 from broker.store.disk.open_files import OpenFiles
 
 NAME_DIGITS = 20
+_NAME_END = f"{1 << 62:0{NAME_DIGITS}}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,5 +228,8 @@ def damages_of(segments: Sequence[Segment], size: int) -> list[SegmentDamage]:
 
 
 def is_base(name: str) -> bool:
-    """Whether a file in a queue's directory is named as a segment is."""
-    return len(name) == NAME_DIGITS and name.isascii() and name.isdecimal()
+    """Whether a file in a queue's directory is named as a segment is: by a position that 8 bytes hold, as its end does.
+
+    A broker does not start where a name is a larger number.
+    """
+    return len(name) == NAME_DIGITS and name.isascii() and name.isdecimal() and name < _NAME_END

@@ -30,7 +30,7 @@ def not_judged(files: StoreFiles) -> tuple[NotJudged, ...]:
 
 def _beside_segments(files: StoreFiles) -> list[NotJudged]:
     """What lies in commitlog/ and is not named as a segment is: nothing reads it, and it may be a part of the log."""
-    why = "its name is not that of a segment, 20 digits, or it is a directory. A broker may not start beside it"
+    why = "it is a directory, or its name is not a position in 20 digits. A broker may not start beside it"
     names = [os.path.relpath(path, files.path) for path in files.commitlog.others]
     unknown = [name for name in names if kind_of(name) is None and kind_of(f"{name}/") is None]
     return [NotJudged(os.path.join(files.path, name), "an unknown entry of the CommitLog", why) for name in unknown]
