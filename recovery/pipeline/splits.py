@@ -137,8 +137,7 @@ def damages_at(listing: Listing, segment: Segment, commitlog_offset: int) -> lis
     scan = Scan(rest, commitlog_offset, window_bytes=_LOOK_AHEAD_BYTES)
     for _ in scan:
         break
-    segment_end = segment.base + listing.segment_size
-    return [damage for damage in scan.damages if damage.commitlog_offset < segment_end]
+    return [damage for damage in scan.damages if damage.file == segment.path]  # the next one may overlap it
 
 
 def overlaps(window: Bytes, base: int, commitlog_offset: int, segment_end: int) -> bool:

@@ -102,6 +102,18 @@ def test_the_last_units_of_a_redo_log(tmp_path: Path, behind: int, split_bytes: 
     assert comparable(verify_inline(str(path), split_bytes)) == comparable(found)
 
 
+@pytest.mark.parametrize("split_bytes", [1 << 30, 1024])
+@pytest.mark.parametrize(("copied", "base"), [(0, 1), (0, 1500), (4096, 5000)])
+def test_a_segment_that_lies_in_another(tmp_path: Path, copied: int, base: int, split_bytes: int) -> None:
+    """What was wrong in the second one was listed twice, from where the first ended, too."""
+    small_stores.build(GENERATIONS[1], tmp_path / "store")
+    log = tmp_path / "store" / "commitlog"
+    shutil.copy(log / f"{copied:020}", log / f"{base:020}")
+    found = verify(tmp_path / "store")
+    assert "segment-overlap" in found.as_json()["counts"]
+    assert comparable(verify_inline(str(tmp_path / "store"), split_bytes)) == comparable(found)
+
+
 @pytest.mark.parametrize("split_bytes", [1 << 30, 1024, 2000])
 @pytest.mark.parametrize(("name", "size"), [("0" * 20, 2108), ("0" * 20, 3048), ("00000000000000004096", 4100)])
 def test_a_segment_that_is_too_large(tmp_path: Path, name: str, size: int, split_bytes: int) -> None:
