@@ -198,8 +198,10 @@ def _settings(home: str, port: int, stores: str, database: str | None, spark_mas
         # such tasks; by default it waits five minutes.
         "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "60",
         "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "30",
-        # All processes start at once. By default a task fails that waits 5 s for the busy API server.
+        # All processes start at once. By default a task fails that waits 5 s for the busy API server, or that finds
+        # none yet in five attempts, which are over after some ten seconds.
         "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": "30",
+        "AIRFLOW__WORKERS__EXECUTION_API_RETRIES": "8",
         # By default a process waits 5 s for SQLite's one writer: the scheduler of a busy machine ended for good. Both
         # are said: the environment may name the database of another Airflow.
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db?timeout={_SQLITE_WAITS_S}",
