@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -17,8 +18,10 @@ from airflow.sdk import BaseNotifier, Context
 
 from recovery.airflow.hook import WEB_SCHEMES, http_address
 from recovery.airflow.versions import AirflowException, BaseHook
+from recovery.humanize import moment, span
 
 _TIMEOUT_S = 10.0
+_TROUBLE = "trouble"  # the name of a note in an asset's state
 
 
 class StoreAlert(BaseNotifier):
@@ -27,13 +30,19 @@ class StoreAlert(BaseNotifier):
     `connection` is an Airflow connection of type http: one JSON object is posted there, with the fields `text` (a
     sentence, which is what Slack and its kin show), `store`, `dag`, `task`, `run`, `error` and `url` (of the task's
     log). Without it the sentence stands in the log alone. A redirect is not followed: it would carry the login along.
+
+    With `again_s` a failure of one kind is posted once while run after run fails, and again after so many seconds;
+    `WorksAgain` ends it. That is noted in the state of the asset that is the task's only inlet; before Airflow 3.3
+    there is none, and each failure is posted.
     """
 
     template_fields: Sequence[str] = ("store", "text")
 
-    def __init__(self, *, store: str, connection: str | None = None, text: str = "") -> None:
+    def __init__(
+        self, *, store: str, connection: str | None = None, text: str = "", again_s: float | None = None
+    ) -> None:
         super().__init__()
-        self.store, self.connection, self.text = store, connection, text
+        self.store, self.connection, self.text, self.again_s = store, connection, text, again_s
 
     def notify(self, context: Context) -> None:
         """Say it. An alert that cannot be delivered is itself an error in the log, and nothing else.
@@ -44,10 +53,43 @@ class StoreAlert(BaseNotifier):
         self.log.error("%s", alert["text"])
         if not self.connection:
             return
+        note = self._note(context)
+        kind, now_s = type(context.get("exception")).__name__, time.time()
+        if self.again_s is not None and note.get("kind") == kind and 0 <= now_s - note["at_s"] < self.again_s:
+            self.log.info("no alert is sent: one of this trouble was sent at %s UTC", moment(int(note["at_s"] * 1000)))
+            return
+        if self.post(alert) and self.again_s is not None:
+            self._keep(context, {"kind": kind, "at_s": now_s, "since_s": note.get("since_s", now_s)})
+
+    def post(self, alert: Mapping[str, Any]) -> bool:
+        """Post it where the connection leads; whether it was taken."""
+        assert self.connection is not None
         try:
             post(self.connection, alert)
         except (OSError, ValueError, HTTPException, AirflowException) as error:
             self.log.error("the alert cannot be delivered by %s: %s", self.connection, error)  # noqa: TRY400
+            return False
+        return True
+
+    def _note(self, context: Context) -> dict[str, Any]:
+        """What was posted last about a trouble that goes on: its `kind`, `at_s`, and `since_s`. Empty without one."""
+        state: Any = context.get("asset_state_store")
+        try:
+            found = None if state is None else state.get(_TROUBLE)
+        except Exception as error:  # noqa: BLE001 - whatever the API server answers, an alert goes out
+            self.log.warning("it is not known whether an alert was sent: %s", error)
+            return {}
+        return found if isinstance(found, dict) and {"kind", "at_s", "since_s"} <= set(found) else {}
+
+    def _keep(self, context: Context, note: dict[str, Any] | None) -> None:
+        """Keep a note, or none any more."""
+        state: Any = context.get("asset_state_store")
+        if state is None:
+            return
+        try:
+            _ = state.delete(_TROUBLE) if note is None else state.set(_TROUBLE, note)
+        except Exception as error:  # noqa: BLE001 - it went out
+            self.log.warning("it is not noted whether an alert was sent: %s", error)
 
     def alert(self, context: Context) -> dict[str, Any]:
         """What is said."""
@@ -63,6 +105,25 @@ class StoreAlert(BaseNotifier):
         text = str(error) or type(error).__name__
         run, url = getattr(instance, "run_id", ""), getattr(instance, "log_url", "") or ""
         return {"store": self.store, "dag": dag, "task": task, "run": run, "error": text, "url": url}
+
+
+class WorksAgain(StoreAlert):
+    """Says that the trouble is over that a StoreAlert with `again_s` reported: for the callback `on_success_callback`.
+
+    A task that found nothing to try says so by its attribute `is_inconclusive`.
+    """
+
+    def notify(self, context: Context) -> None:
+        """Say it, once."""
+        if not self.connection or getattr(context.get("task"), "is_inconclusive", False):
+            return
+        if note := self._note(context):
+            facts = {**self.facts(context), "error": ""}
+            lasted = span(max(time.time() - note["since_s"], 0))
+            text = f"checkback, store {self.store}: {facts['dag']}.{facts['task']} works again, after {lasted}"
+            self.log.info("%s", text)
+            if self.post({"text": text, **facts}):
+                self._keep(context, None)
 
 
 class ApprovalAlert(StoreAlert):

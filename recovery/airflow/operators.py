@@ -110,7 +110,17 @@ def now_ms(context: Context) -> int:
 
 
 class CheckBackOperator(StoreOperator):
-    """One round of check-back: everything that is due is checked, in batches. Finding nothing writes nothing."""
+    """One round of check-back: everything that is due is checked, in batches. Finding nothing writes nothing.
+
+    With `fail_unanswered` it fails after a round in which somebody could not be asked, as `checkback check-back` does;
+    without it that is a warning in the log.
+    """
+
+    is_inconclusive = False  # whether transactions wait, and the last round asked nobody: `WorksAgain`
+
+    def __init__(self, *, fail_unanswered: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.fail_unanswered = fail_unanswered
 
     def execute(self, context: Context) -> dict[str, Any]:
         """What the round did, in numbers. What became due while it waited for a worker is due, too."""
@@ -122,6 +132,11 @@ class CheckBackOperator(StoreOperator):
             from recovery.airflow.operating.metrics import count_round
 
             count_round(self.store, found)
+        self.is_inconclusive = bool(found["in_doubt"]) and not found.get("asked")
+        if missed := tasks.unanswered(self.store_path(), found):
+            if self.fail_unanswered:
+                raise missed
+            self.log.warning("%s", missed)
         return found
 
 
@@ -280,20 +295,6 @@ class NoFindingsOperator(BaseOperator):
         kinds = ", ".join(f"{count} {kind}" for kind, count in report["counts"].items())
         first = report["findings"][0]["text"] if report["findings"] else ""
         raise AirflowFailException(f"{kinds}; the first: {first}. The whole report: {report['report']}")
-
-
-class BrokenSettingsOperator(BaseOperator):
-    """Fails with the reason why a store's settings cannot be used, so that its run is red and the alert goes out."""
-
-    ui_color = "#fde8e8"
-
-    def __init__(self, *, why: str, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.why = why
-
-    def execute(self, context: Context) -> None:
-        """Raises AirflowFailException, always."""
-        raise AirflowFailException(f"{self.why}. This store is not looked after until its settings are corrected")
 
 
 class ParkedOperator(StoreOperator):

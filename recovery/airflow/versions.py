@@ -5,7 +5,7 @@
 | 3.1 | approvals, a link to the page | an approval is a red task that names the command to run; `checkback page` |
 | 3.2 | deadlines that call a function | no alert for a run that takes too long |
 | 3.3 | retry policies | three retries whatever the error |
-| 3.3 | state of assets and of tasks | a triggerer that starts again reports once more what it sees |
+| 3.3 | state of assets and of tasks | a triggerer that starts again reports all again; each failure alerts |
 """
 
 from __future__ import annotations

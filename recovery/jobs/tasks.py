@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import broker
-from broker.errors import StoreError
+from broker.errors import BrokerError, StoreError
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
 from broker.store.disk.store_lock import is_held
@@ -31,6 +31,7 @@ from recovery.jobs.recovering import recover as recover
 from recovery.jobs.setup import LATEST_RETENTION, alone, keep_report, opened, remove_reports, spark_for, verified
 
 FINDINGS_SHOWN = 50  # in a task's result; the report has all
+REASONS_SHOWN = 3  # in a task's error; the catalog and the page have all
 PARKED_AT_ONCE = 20  # a page's worth: a person decides about each
 
 
@@ -146,6 +147,18 @@ def check_back(path: str, *, now_ms: int, catalog: str | None = None, **asked: A
             return {"did": "a round", **report.as_json()}
         finally:
             lease.release()
+
+
+class Unanswered(BrokerError):
+    """Somebody could not be asked how transactions ended, or their ends could not be written."""
+
+
+def unanswered(path: str, report: Mapping[str, Any]) -> Unanswered | None:
+    """Why a round of check-back, of which `report` came, could not ask, or not write; None when it could."""
+    reasons = [f"{total} not asked: {why}" for why, total in (report.get("not_asked") or {}).items()]
+    reasons += report.get("errors") or []
+    text = "They stay in doubt until they are answered, and nothing is lost"
+    return Unanswered(f"{path}: {'; '.join(reasons[:REASONS_SHOWN])}. {text}") if reasons else None
 
 
 def parked(

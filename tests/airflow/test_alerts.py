@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from airflow.sdk import Connection
 
-from recovery.airflow.alerts import ApprovalAlert, StoreAlert, deadline_missed, post
+from recovery.airflow.alerts import ApprovalAlert, StoreAlert, WorksAgain, deadline_missed, post
 from recovery.airflow.hook import http_address
 from recovery.airflow.settings import StoreSettings
 from recovery.airflow.versions import HAS_APPROVALS, AirflowFailException, BaseHook
@@ -123,6 +124,58 @@ def test_a_failure_without_a_message_still_says_something(listener: Callable[...
     assert got[0]["text"].endswith("failed: AirflowFailException")
     assert got[1]["text"].endswith("failed: its process was killed, or could not start")
     assert got[0]["url"] == "http://airflow/log"
+
+
+class State:
+    """Airflow's state of an asset, which outlives runs."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+
+    def get(self, key: str) -> Any:
+        return self.values.get(key)
+
+    def set(self, key: str, value: Any) -> None:
+        self.values[key] = json.loads(json.dumps(value))
+
+    def delete(self, key: str) -> None:
+        self.values.pop(key, None)
+
+
+def test_a_trouble_that_lasts_is_told_once_and_so_is_its_end(listener: Callable[..., list[dict[str, Any]]]) -> None:
+    """A check-back whose database was down for a night called the operator every two minutes."""
+    got, state = listener("oncall"), State()
+    failed = StoreAlert(store="shop", connection="oncall", again_s=3600.0)
+    well = WorksAgain(store="shop", connection="oncall")
+
+    def after(alert: StoreAlert, **more: Any) -> int:
+        alert.notify(context(asset_state_store=state, **more))
+        return len(got)
+
+    assert after(well) == 0
+    assert [after(failed, exception=OSError(str(number))) for number in range(3)] == [1, 1, 1]
+    assert after(failed, exception=ValueError("another trouble")) == 2
+    state.values["trouble"] |= {"at_s": time.time() - 3700, "since_s": time.time() - 7300}
+    assert after(failed, exception=ValueError("it lasts")) == 3
+    asked_nobody = type("Task", (), {"is_inconclusive": True})()
+    assert after(well, task=asked_nobody) == 3, "it is not known whether it works"
+    assert [after(well), after(well)] == [4, 4]
+    assert got[3]["text"] == "checkback, store shop: shop.verify_store.no_findings works again, after 2 h 1 min"
+    assert after(failed, exception=OSError("once more")) == 5
+
+
+@pytest.mark.parametrize("state", [None, object()])
+def test_without_a_state_each_failure_is_told(listener: Callable[..., list[dict[str, Any]]], state: Any) -> None:
+    """Before Airflow 3.3, and where the API server does not answer; and as long as an alert does not arrive."""
+    got = listener("oncall")
+    alert = StoreAlert(store="shop", connection="oncall", again_s=3600.0)
+    for _ in range(2):
+        alert.notify(context(exception=OSError("down"), **({"asset_state_store": state} if state else {})))
+    assert len(got) == 2
+    kept = State()
+    deaf = StoreAlert(store="shop", connection="deaf", again_s=3600.0)
+    deaf.notify(context(exception=OSError("down"), asset_state_store=kept))
+    assert kept.values == {}
 
 
 def test_a_question_is_announced(listener: Callable[..., list[dict[str, Any]]]) -> None:

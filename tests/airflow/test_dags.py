@@ -121,6 +121,18 @@ def test_check_back_ends_what_the_application_knows(dag: Callable[..., DAG], tmp
     assert sorted(bodies(path)) == [b"order %d" % number for number in (0, 2, 4, 6, 8)]
 
 
+def test_check_back_is_red_while_nobody_answers_and_a_recovery_goes_on(dag: Callable[..., DAG], tmp_path: Path) -> None:
+    """After a power cut the database may come up later than the store, which is verified all the same."""
+    asked: dict[str, Any] = {"resolver": "http://127.0.0.1:1/", "policy": {"*": {"first_check_after": "0s"}}}
+    path = killed_shop(tmp_path / "shop", orders=2)
+    recovered = run(dag("recover_after_crash", path=path, **asked), {"ask": False})
+    assert (recovered["check_back"], recovered["verify"], recovered["run"]) == ("success", "success", "success")
+    check_back = dag("check_back", path=shop(tmp_path / "other"), **asked)
+    assert run(check_back) == {"check_back": "failed", "run": "failed"}
+    (inlet,) = check_back.get_task("check_back").inlets
+    assert inlet.watchers, "of two assets with one name in a DAG Airflow takes the last"
+
+
 def test_verification_of_a_sound_store_is_green(dag: Callable[..., DAG], tmp_path: Path) -> None:
     """And its report is kept."""
     path = shop(tmp_path / "shop")

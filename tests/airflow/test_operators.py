@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import quote
 
@@ -16,9 +17,16 @@ from recovery.airflow import approval, operators
 from recovery.airflow.approval import AskOperator
 from recovery.airflow.assets import verified
 from recovery.airflow.hook import database_url, spark_connection
-from recovery.airflow.operators import CheckBackOperator, NoFindingsOperator, ParkedOperator, VerifyOperator, question
+from recovery.airflow.operators import (
+    CheckBackOperator,
+    NoFindingsOperator,
+    ParkedOperator,
+    VerifyOperator,
+    question,
+)
 from recovery.airflow.sensors import MessageSensor
 from recovery.airflow.versions import AirflowFailException, AirflowSkipException
+from recovery.jobs.tasks import Unanswered
 from tests.airflow.bags import DagSerialization
 from tests.airflow.dag_runs import context
 from tests.jobs.shops import ANSWERS, bodies, park, shop, spoil_slot
@@ -48,6 +56,32 @@ def test_a_connection_says_which_store_and_who_is_asked(connection: Callable[...
     assert (found["committed"], found["rolled_back"]) == (1, 1)
     assert bodies(path) == [b"order 0"]
     json.dumps(found)
+
+
+def test_a_round_in_which_nobody_answers_is_red(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was green, and its log was empty, while the application's database was down all night."""
+    path, other = (str(shop(tmp_path / name, orders=2)) for name in ("shop", "other"))
+    resolver = "http://127.0.0.1:1/"
+    operator = CheckBackOperator(task_id="ask", path=path, resolver=resolver, fail_unanswered=True)
+    with pytest.raises(Unanswered, match=r"shop: 2 not asked: .*127.0.0.1:1.*nothing is lost"):
+        operator.execute(context())
+    assert not operator.is_inconclusive
+    told: list[str] = []
+    operator = CheckBackOperator(task_id="ask", path=other, resolver=resolver)
+    monkeypatch.setattr(operator.log, "warning", lambda text, *values: told.append(text % values))
+    assert operator.execute(context())["down"] == 2
+    assert "2 not asked" in told[-1]
+
+
+def test_a_round_that_asked_nobody_proves_nothing(tmp_path: Path) -> None:
+    """A trouble is not over because the next transaction is not due yet, or because another process is asking."""
+    path = str(shop(tmp_path / "shop", orders=1))
+    operator = CheckBackOperator(task_id="ask", path=path, resolver=ANSWERS, policy={"*": {"first_check_after": "1h"}})
+    operator.execute({**context(), "dag_run": type("Run", (), {"run_after": datetime.now(UTC)})()})
+    assert operator.is_inconclusive
+    operator.policy = {}
+    operator.execute(context())
+    assert not operator.is_inconclusive
 
 
 def test_a_verification_needs_no_ledger(tmp_path: Path) -> None:

@@ -11,12 +11,27 @@ minute the DAG goes away, and the store's own DAGs come.
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
-from airflow.sdk import DAG
+from airflow.sdk import DAG, BaseOperator, Context
 
-from recovery.airflow.operators import BrokenSettingsOperator
 from recovery.airflow.settings import BrokenStore
+from recovery.airflow.versions import AirflowFailException
 from recovery.airflow.workflows.wiring import shared_of
+
+
+class BrokenSettingsOperator(BaseOperator):
+    """Fails with the reason why a store's settings cannot be used, so that its run is red and the alert goes out."""
+
+    ui_color = "#fde8e8"
+
+    def __init__(self, *, why: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.why = why
+
+    def execute(self, context: Context) -> None:
+        """Raises AirflowFailException, always."""
+        raise AirflowFailException(f"{self.why}. This store is not looked after until its settings are corrected")
 
 
 def make(broken: BrokenStore) -> DAG:

@@ -7,7 +7,7 @@ due, in batches; a pass that finds nothing writes nothing.
 
 **It fails**: after one retry the next pass is the next attempt. Red for minutes: look at the log of `check_back`.
 Mostly the application's database does not answer, or the store is locked by a recovery. Transactions wait meanwhile;
-nothing is lost.
+nothing is lost. There is one alert for a trouble that lasts, again after `ask_again_after_s`, and one when it is over.
 
 **It is green, and some stay in doubt**: nobody knows how they ended. After the policy's limit they are parked:
 trigger `resolve_parked`.
@@ -21,6 +21,7 @@ from zlib import crc32
 
 from airflow.sdk import DAG, Asset, AssetWatcher
 
+from recovery.airflow.alerts import StoreAlert, WorksAgain
 from recovery.airflow.operators import CheckBackOperator
 from recovery.airflow.settings import StoreSettings
 from recovery.airflow.triggers import DueTrigger
@@ -33,24 +34,37 @@ def make(store: StoreSettings, **overrides: Any) -> DAG:
     # One retry, for a worker that was killed: after that the next pass comes sooner. A pass that hangs for ten minutes
     # waits for something that never comes.
     wiring = shared(store, "check_back", retries=1, most=timedelta(minutes=10), within=timedelta(minutes=5))
-    with DAG(**{"schedule": schedule(store), "doc_md": __doc__, **wiring, **overrides}) as dag:
-        CheckBackOperator(task_id="check_back", **store.target())
+    due = due_asset(store)
+    alerts: dict[str, Any] = {
+        "on_failure_callback": [StoreAlert(store=store.name, connection=store.alerts, again_s=store.ask_again_after_s)],
+        "on_success_callback": [WorksAgain(store=store.name, connection=store.alerts)],
+        "inlets": [due],  # its state has what was alerted
+    }
+    with DAG(**{"schedule": schedule(store, due), "doc_md": __doc__, **wiring, **overrides}) as dag:
+        CheckBackOperator(task_id="check_back", fail_unanswered=True, **alerts, **store.target())
     return dag
 
 
-def schedule(store: StoreSettings) -> Any:
-    """When something is due, and every `backstop_s` seconds; every `check_back_every_s` seconds without a watcher.
+def schedule(store: StoreSettings, due: Asset) -> Any:
+    """When something is due, and every `backstop_s` seconds; every `check_back_every_s` seconds without a watcher."""
+    if not due.watchers:
+        return timedelta(seconds=store.check_back_every_s)
+    return asset_or_every(due, store.backstop_s, crc32(store.name.encode()))
+
+
+def due_asset(store: StoreSettings) -> Asset:
+    """The asset that has an event when something is due, if it is watched.
 
     A watcher needs the path itself: a connection is not read while a DAG file is parsed.
     """
+    uri = f"checkback://{store.name}/due"
     if not (store.watch and store.path):
-        return timedelta(seconds=store.check_back_every_s)
+        return Asset(uri)
     knows = not (store.connection or store.catalog)  # which policy counts, and what was asked already
-    due = DueTrigger(
+    trigger = DueTrigger(
         path=store.path,
         policy=dict(store.policy) if knows else None,
         poll_s=store.check_back_every_s,
         metrics_as=store.name,
     )
-    asset = Asset(f"checkback://{store.name}/due", watchers=[AssetWatcher(name=f"{store.name} due", trigger=due)])
-    return asset_or_every(asset, store.backstop_s, crc32(store.name.encode()))
+    return Asset(uri, watchers=[AssetWatcher(name=f"{store.name} due", trigger=trigger)])
