@@ -255,8 +255,10 @@ def test_what_is_sent_back_comes_again_and_is_given_up(serve: Serve, connect: Co
 
 def test_a_delay_of_any_length_is_never_early(serve: Serve, connect: Connect) -> None:
     client, began = connect(serve()), time.time()
-    sent = client.publish("later", b"x", TIMER_DELAY_MS="1500")
-    assert sent.code == Answer.SUCCESS
+    assert client.publish("later", b"x", TIMER_DELAY_MS="1500").code == Answer.SUCCESS
+    client.publish("later", b"by level", TIMER_DELAY_MS="1500", DELAY="4")  # the level counts
+    (waits,) = client.pulled("g", "SCHEDULE_TOPIC_XXXX", queue_id=3)[1]
+    assert "TIMER_DELAY_MS" not in waits.property_map
     answer = client.answer(client.pull("g", "later", 0, hold_ms=9000))
     (record,) = records_of(answer.body)
     assert 1.5 <= time.time() - began < 6

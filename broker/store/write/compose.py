@@ -33,6 +33,7 @@ _fast_properties: Callable[..., dict[str, str] | None] | None = (
 KEPT_FLAGS = COMPRESSED | COMPRESSION_MASK
 """What a record keeps of its sender's sysFlag."""
 _END_ROOM = 1024  # by which the end of a half message, all its records together, may be larger
+_OF_ANY_LENGTH = (*DELAYS - {names.DELAY}, names.TIMER_OUT_MS)  # the last is a broker's, and a client may state it
 _SLOT_MAX = (1 << 63) - 1
 _QUEUES_END = 1 << 31  # a record has 32 bits for it, with a sign
 _new_tuple = tuple.__new__
@@ -221,17 +222,20 @@ def _stored_properties(
 
 
 def _level(properties: dict[str, str], now_ms: int, *, prepared: bool, is_local: bool) -> int:
-    """The delay level that a message waits in first; 0 for none. A delay of any length goes from level to level.
+    """The delay level that a message waits in first; 0 for none. A delay of any length goes from level to level, and is
+    none beside a stated level.
 
     A half message with such a delay waits in the shortest level after its commit, whenever that is, and is late by no
     more than that. It does not keep the timer property, for which a broker would move it out of the half topic.
     """
+    level = delay_level(properties)
+    if level:  # RocketMQ: HookUtils.checkIfTimerMessage (5.3.3)
+        for name in _OF_ANY_LENGTH:
+            properties.pop(name, None)
+        return level
     due_ms = deliver_at_ms(properties, now_ms, LOCAL_TIMER_MAX_MS if is_local else TIMER_MAX_MS)
     if due_ms is None:
-        level = delay_level(properties)
-        if level:
-            properties.pop(names.TIMER_OUT_MS, None)  # a client's: it would wait until then
-        return level
+        return 0
     if prepared and not is_local:
         raise MessageRejected(f"a transactional message is delayed by a level, in {names.DELAY}")
     if prepared:
