@@ -17,7 +17,7 @@ from broker.remoting.codes import RequestCode as Code
 from broker.remoting.codes import ResponseCode as Answer
 from broker.store.read.commitlog import CommitLog
 from tests.server.conftest import Connect, Serve
-from tests.server.processes import await_true
+from tests.server.processes import await_true, lock
 from tests.server.wire_client import json_of, records_of, sending
 
 
@@ -251,6 +251,22 @@ def test_what_is_sent_back_comes_again_and_is_given_up(serve: Serve, connect: Co
     assert (dead.reconsume_times, dead.body, dead.property_map["DELAY"]) == (2, b"bad", "0")
     missing = client.request(Code.CONSUMER_SEND_MSG_BACK, fields | {"offset": 1 << 40})
     assert missing.code == Answer.SYSTEM_ERROR
+
+
+def test_what_a_group_that_works_in_order_gives_up_is_a_dead_letter_at_once(serve: Serve, connect: Connect) -> None:
+    """Java before 5.1 states as many retries as it allows, each time: it would come again for ever."""
+    client = connect(serve())
+    client.publish("orders", b"x")
+    client.heartbeat(consumer="billing", topics={"orders": "*"})
+    stated = sending("%RETRY%billing", RETRY_TOPIC="orders", DELAY="5", TIMER_DELAY_MS="60000") | {"j": 2, "l": 2}
+    assert client.request(Code.SEND_MESSAGE_V2, stated, b"again").code == Answer.SUCCESS
+    assert client.request(Code.SEND_MESSAGE_V2, stated | {"j": 3}, b"too often").code == Answer.SUCCESS
+    lock(client, client.client_id, 0)
+    assert client.request(Code.SEND_MESSAGE_V2, stated, b"in order").code == Answer.SUCCESS
+    dead = client.pulled("reader", "%DLQ%billing")[1]
+    assert [(one.body, one.property_map["DELAY"]) for one in dead] == [(b"too often", "0"), (b"in order", "0")]
+    (waits,) = client.pulled("reader", "SCHEDULE_TOPIC_XXXX", queue_id=4)[1]
+    assert (waits.body, waits.property_map["REAL_TOPIC"]) == (b"again", "%RETRY%billing")
 
 
 def test_a_delay_of_any_length_is_never_early(serve: Serve, connect: Connect) -> None:

@@ -42,6 +42,7 @@ from broker.server.context import Refused, Request, ServerContext
 from broker.server.requests.records import record_at
 from broker.server.threads.store_thread import Stored
 from broker.store.engines.half_op import HALF_DELAY
+from broker.store.write.admission import DELAYS
 from broker.store.write.compose import KEPT_FLAGS, Origin
 from broker.store.write.pending_record import Appended
 from broker.store.write.uniquekey import new_unique_key
@@ -244,7 +245,7 @@ def _admitted(context: ServerContext, request: Request, header: SendMessageReque
     if len(text) > _FITTING and (size := len(text.encode())) > names.SIZE_MAX:
         raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"the properties take {size} bytes, more than {names.SIZE_MAX}")
     properties = _kept(context, names.decode_text(text))
-    topic, queue_id = _retried(context, header)
+    topic, queue_id = _retried(context, header, properties)
     config = writable_topic(context, topic, header)
     if queue_id < 0:
         queue_id = random.randrange(config.write_queue_count)
@@ -275,8 +276,13 @@ def added(context: ServerContext) -> dict[str, str]:
     return {names.CLUSTER: context.settings.cluster, names.MSG_REGION: REGION, names.TRACE_ON: "true"}
 
 
-def _retried(context: ServerContext, header: SendMessageRequestHeader) -> tuple[str, int]:
-    """Where a message goes that a consumer sends to its retry topic itself; else where the request says."""
+def _retried(context: ServerContext, header: SendMessageRequestHeader, properties: dict[str, str]) -> tuple[str, int]:
+    """Where a message goes that a consumer sends to its retry topic itself; else where the request says.
+
+    A consumer that works in order sends one so when it gives it up. Before 5.1 it states a number that is not above its
+    own limit, and with each retry the same: its dead letter is known by the locks of its group. A dead letter does not
+    wait, whatever delay it states. RocketMQ: SendMessageProcessor.handleRetryAndDLQ (5.3.3).
+    """
     topic = header.topic
     if not topic.startswith(RETRY_PREFIX):
         return topic, header.queue_id
@@ -285,8 +291,12 @@ def _retried(context: ServerContext, header: SendMessageRequestHeader) -> tuple[
     if config is None:
         raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {group}")
     requested = header.max_reconsume_times
-    if header.reconsume_times > (config.retry_max_times if requested is None else requested):
+    retries_max = config.retry_max_times if requested is None else requested
+    if header.reconsume_times > retries_max or context.locks.are_held(group):
         topic = dlq_topic(group)
+        for name in DELAYS:
+            properties.pop(name, None)
+        properties[names.DELAY] = "0"
     ensure_topic(context, topic)
     return topic, 0
 

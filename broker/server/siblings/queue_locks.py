@@ -81,5 +81,12 @@ class QueueLocks:
         for name in held.keys() - after.keys():
             self._given.get(connection, {}).pop(name, None)
 
+    def are_held(self, group: str) -> bool:
+        """Whether a client of a group holds a queue: the group works in order. RocketMQ: isLockAllExpired (5.3.3)."""
+        with self._cells.lock:
+            held = read_locks(self._disk, self._path)
+        now_ms = monotonic_ms()
+        return any(name.startswith(f"{group} ") and not is_over(one, now_ms) for name, one in held.items())
+
     def _write(self, held: HeldLocks) -> None:
         self._disk.write_file(self._path, json.dumps(held).encode(), durable=False)
