@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import weakref
 from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,7 @@ from broker.consuming.group.positions import Positions, Start
 from broker.consuming.reading import readable_end
 from broker.consuming.redelivery import RETRIES_MAX, sent_back
 from broker.consuming.tags import Selection
-from broker.errors import StoreError, StoreFull
+from broker.errors import StoreError
 from broker.format.topics import SCHEDULE_TOPIC, retry_topic
 from broker.message import ReceivedMessage
 from broker.receiving import Receiver
@@ -51,6 +52,7 @@ _DELAY_LEVELS = 18
 class Consumer(Receiver):
     """One member of a consumer group. Threads share it; a forked child opens its own. Close it, or use `with`.
 
+    Until then its queues are its own. One that nobody refers to any more leaves its group, and logs a warning.
     After `close`, in a forked child, and when its background thread failed, each call raises StoreError.
     """
 
@@ -100,8 +102,9 @@ class Consumer(Receiver):
             )  # fmt: skip
             undone.callback(self._leases.release)
             self._keeper = ConsumerWorker(
-                store, self._positions, self._member, self._leases, ack_timeout_s=ack_timeout_s, send_back=self.retry
-            )
+                store, self._positions, self._member, self._leases, ack_timeout_s=ack_timeout_s,
+                send_back=weakref.WeakMethod(self.retry),
+            )  # fmt: skip
             self._keeper.start()
             undone.pop_all()
 
@@ -207,16 +210,7 @@ class Consumer(Receiver):
             if self._pid == os.getpid():
                 self._positions.cells.lock.give_back()  # what an interrupt left: the worker may wait for it
                 self._keeper.stop()
-                self._give_back()
-
-    def _give_back(self) -> None:
-        try:
-            self._leases.release()
-            with contextlib.suppress(StoreFull):  # the positions themselves stand in the cells
-                self._positions.exchange.export(at_once=True)
-        finally:
-            self._member.leave()
-            self._positions.close()
+                self._keeper.leave()
 
     def _check(self) -> None:
         if self._pid != os.getpid():

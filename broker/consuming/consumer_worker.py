@@ -1,14 +1,17 @@
 """What a consumer does besides handing out messages, in a thread of its own.
 
 Every 50 ms: a sign of life, the queues of members that died, delayed messages that are due, what was in hand for too
-long, positions for RocketMQ (every 5 s). And what a killed producer left: a record that is published, but not
-dispatched or not forced, is finished here, so that no message waits for the next send.
+long, positions for RocketMQ (every 5 s); and whether the consumer is still there: a group would wait for one that was
+dropped as long as the process lives. And what a killed producer left: a record that is published, but not dispatched or
+not forced, is finished here, so that no message waits for the next send.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -34,11 +37,14 @@ _log = logging.getLogger("broker")
 
 
 class ConsumerWorker:
-    """The thread of one consumer. What goes wrong in it stands in `failure`, for the next receive."""
+    """The thread of one consumer. What goes wrong in it stands in `failure`, for the next receive.
+
+    `send_back` is the consumer's `retry`, weakly.
+    """
 
     def __init__(
         self, store: WritableStore, positions: Positions, member: Membership, leases: Leases, *,
-        ack_timeout_s: float, send_back: Callable[[ReceivedMessage], object],
+        ack_timeout_s: float, send_back: weakref.WeakMethod[Callable[[ReceivedMessage], bool]],
     ) -> None:  # fmt: skip
         self._store, self._positions, self._member, self._leases = store, positions, member, leases
         self._schedule = Schedule(store, positions, member)
@@ -63,9 +69,22 @@ class ConsumerWorker:
             self._thread.join()
         self._schedule.release()
 
+    def leave(self) -> None:
+        """Give the queues back to the group, and write the positions."""
+        try:
+            self._leases.release()
+            with contextlib.suppress(StoreFull):  # the positions themselves stand in the cells
+                self._positions.exchange.export(at_once=True)
+        finally:
+            self._member.leave()
+            self._positions.close()
+
     def _work(self) -> None:
         while not self._stop.wait(TICK_S):
             try:
+                if self._send_back() is None:
+                    self._leave_unclosed()
+                    return
                 self.tick()
             except StoreFull:  # what cannot be written is tried again; the rest is handed out
                 continue
@@ -75,6 +94,12 @@ class ConsumerWorker:
             except ValueError as error:  # a map that was closed under us
                 self.failure = StoreError(f"{self._store.path} was closed before its consumer: {error}")
                 return
+
+    def _leave_unclosed(self) -> None:
+        text = "a consumer of group %s was dropped without close(), and leaves the group: close it, or use `with`"
+        _log.warning(text, self._group, extra=event("consumer-dropped", store=self._store.path, group=self._group))
+        self._schedule.release()
+        self.leave()
 
     def tick(self) -> None:
         """Everything that is due now."""
@@ -88,8 +113,12 @@ class ConsumerWorker:
         self._leftovers.finish()
         self._do(self._deliver)
         for message in self._leases.overdue(now_ms - self._ack_timeout_ms):
-            self._do(partial(self._send_back, message))
+            self._do(partial(self._return, message))
         self._positions.exchange.export()
+
+    def _return(self, message: ReceivedMessage) -> None:
+        if (send_back := self._send_back()) is not None:
+            send_back(message)
 
     def _deliver(self) -> None:
         self._schedule.deliver(self._store.writer.clock.now_ms())

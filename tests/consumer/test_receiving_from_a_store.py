@@ -14,6 +14,7 @@ from broker.consuming.reading import fetch
 from broker.consuming.tags import Selection
 from broker.consuming.window import Window
 from broker.live import LiveStore
+from broker.log_fields import fields_of
 from broker.store.disk.files import Disk
 from broker.testing.crash_disk import SMALL
 
@@ -47,6 +48,25 @@ def test_a_member_that_is_silent_for_too_long_loses_its_queues_and_its_say(
             assert bodies(other, 1) == ["a"]
             assert not hung.ack(message)
             assert other.positions()["orders", 0] == 1
+
+
+def test_a_consumer_that_was_dropped_leaves_its_group(
+    checkback_store: LiveStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A function that makes one at each call, or a cell of a notebook that runs again."""
+    for number in range(8):
+        checkback_store.append(broker.Message("orders", b"%d" % number), queue_id=number % 4)
+    threads = []
+    for _ in range(3):
+        dropped = checkback_store.consumer("billing", "orders")
+        assert dropped.receive(WAIT_S) is not None
+        threads.append(dropped._keeper._thread)
+    del dropped
+    with checkback_store.consumer("billing", "orders") as consumer:
+        assert sorted(bodies(consumer, 8)) == [str(number) for number in range(8)]
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert [fields_of(record).get("event") for record in caplog.records].count("consumer-dropped") == 3
 
 
 def test_nothing_is_seen_before_it_is_durable(tmp_path: object) -> None:
