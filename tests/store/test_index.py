@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 import broker
 from broker.format.commitlog import encode
 from broker.format.index import IndexItem, file_size, item_at, key_hash_3_0
+from broker.store.disk.files import Disk, Entry
+from broker.store.read.directory import StoreDirectory
+from broker.store.read.index import Index
 from tests.store.build import START_MS, Log, write_index
 
 
@@ -52,6 +55,24 @@ def test_a_file_without_items(tmp_path: Path) -> None:
     (path / "index" / "notes").touch()
     with broker.open(path, read_only=True) as store:
         assert store.by_key("orders", "key-0") == []
+
+
+class _ListedBefore(Disk):
+    """A directory that was listed when its files had just been created, and were empty."""
+
+    def entries(self, path: str) -> list[Entry]:
+        return [replace(entry, size=0) for entry in super().entries(path)]
+
+
+def test_a_file_that_was_put_to_use_since_it_was_listed(tmp_path: Path) -> None:
+    """It was reported as an index that RocketMQ did not write."""
+    log = Log()
+    log.append(20)
+    path = log.write(tmp_path)
+    write_index(path, log.records, slots=5, items=20)
+    with broker.open(path, read_only=True) as store:
+        store.index = Index(StoreDirectory(str(path), _ListedBefore()))
+        assert [message.queue_offset for message in store.by_key("orders", "key-7")] == [7]
 
 
 def test_a_file_of_the_default_size(tmp_path: Path) -> None:

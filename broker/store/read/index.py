@@ -117,14 +117,16 @@ class Index:
             if in_time and file.header.next_item > 1:
                 yield from file.find(topic, key, begin_ms, end_ms)
 
-    def _open(self, entry: Entry) -> IndexFile | None:
-        try:
-            file = self._directory.files.get(entry.path, entry.inode)
-        except Missing:
-            return None
-        used_items = 0
+    def _open(self, listed: Entry) -> IndexFile | None:
+        entry, used_items = listed, 0
         for pause_s in _PAUSES_S:
             time.sleep(pause_s)
+            if pause_s:  # it may have been empty when it was listed, and be in use by now
+                entry = self._directory.disk.entry(listed.path) or listed
+            try:
+                file = self._directory.files.get(entry.path, entry.inode)
+            except Missing:
+                return None
             raw = file.pread(HEADER_SIZE, 0)
             if len(raw) < HEADER_SIZE:
                 return None
