@@ -7,6 +7,8 @@ before anything is exchanged.
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 
 from broker.format.sysflag import INNER_BATCH
@@ -14,6 +16,7 @@ from broker.format.topics import SCHEDULE_TOPIC
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
 from broker.store.read.inventory import Misfit, inventory
+from broker.store.read.segments import is_base
 from recovery.scan.kinds import Kinds
 from recovery.scan.records import Records
 from recovery.scan.store_files import StoreFiles
@@ -24,7 +27,18 @@ _INT_MIN = -(1 << 31)
 
 def misfits_of_store(files: StoreFiles, disk: Disk) -> list[Misfit]:
     """What the directories and the table of topics say, before the log is read."""
-    return inventory(files.path, disk).misfits(of_rebuild=True)
+    return [*inventory(files.path, disk).misfits(of_rebuild=True), *_packed_segments(files)]
+
+
+def _packed_segments(files: StoreFiles) -> list[Misfit]:
+    """Files that are named after a segment that is not there, as 00000000000000000000.gz: an archive in its place.
+
+    The records in it would count as expired.
+    """
+    why = "a part of the log may be in it, and what is derived from that part would be lost. Unpack it"
+    named = ((path, os.path.splitext(os.path.basename(path))[0]) for path in files.commitlog.others)
+    packed = [path for path, name in named if is_base(name) and files.commitlog.based(int(name)) is None]
+    return [Misfit(path, "named after a segment that is not there", why) for path in packed]
 
 
 def misfits_of_records(records: Records, kinds: Kinds, files: StoreFiles) -> list[Misfit]:

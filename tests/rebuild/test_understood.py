@@ -58,6 +58,23 @@ def test_no_verb_replaces_what_it_cannot_make(
     assert "checkback rebuild" not in ran.out, "no advice to put anything in place"
 
 
+@pytest.mark.parametrize("ending", [".gz", ".zst", ".old"])
+def test_a_segment_in_an_archive_has_not_expired(kind_store: Callable[[str], Path], ending: str) -> None:
+    """A rebuild made an index without the keys in it, and a verification was content: what is there was compared."""
+    path = kind_store("rocketmq-5.5.0-segments")
+    segment = path / "commitlog" / f"{0:020}"
+    beside = segment.with_suffix(".bak")
+    beside.touch()
+    assert rebuild(path).as_json()["not_understood"] == []
+    beside.unlink()
+    segment.rename(segment.with_suffix(ending))
+    shutil.rmtree(path / "index")
+    before = on_disk(path)
+    with pytest.raises(NotUnderstood, match=f"{ending} is named after a segment that is not there"):
+        rebuild(path, apply=True, broker_is_stopped=True, still_s=0)
+    assert on_disk(path) == before
+
+
 @pytest.mark.parametrize(
     ("name", "gone", "what"),
     [
