@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -39,7 +39,7 @@ from broker.store.shared.control import Word
 from broker.store.shared.directory_swap import begin_swap, finish_swap, remove_built
 from broker.store.writer import StoreWriter, open_writer
 from broker.transaction.events import Generation
-from recovery.findings import Findings
+from recovery.findings import Finding, Findings
 from recovery.interrupts import temporary_directory
 from recovery.rebuild import replaced
 from recovery.rebuild.builder import Build
@@ -49,12 +49,14 @@ from recovery.rebuild.misfits import misfits_of_store
 from recovery.rebuild.quiescence import STILL_S, check_still, only_rebuild
 from recovery.rebuild.replaced import Replacement
 from recovery.rebuild.report import RebuildReport
+from recovery.rebuild.unfit_log import refuse_break, refuse_damages, refuse_short, refuse_wrong_crc
+from recovery.scan.native.columns import Wants
 from recovery.scan.record_at import record_at
 from recovery.scan.scanner import Damage, Scan
-from recovery.scan.store_files import StoreFiles, breaks_off
-from recovery.verify.causes.log_short import short_log
+from recovery.scan.store_files import StoreFiles
 from recovery.verify.index_files import open_index
 from recovery.verify.index_items import IndexingRule
+from recovery.verify.record_checks import wrong_crcs
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 Accept = Callable[[RebuildReport], None]
@@ -91,7 +93,7 @@ def rebuild(
     check_log(Paths(text), disk)
     ours = read_store_file(disk, Paths(text)) is not None
     if not ours and not files.commitlog_bytes:  # a broker that never stored a message
-        _refuse_short(files, 0)
+        refuse_short(files, 0)
         return RebuildReport(text, Generation.NONE.label, 0, 0, 0, ())
     if not apply:
         return _compare(text, disk, lambda: make(text, disk, progress, ours=ours), started)
@@ -128,12 +130,14 @@ class Rebuilding:
     """One rebuild of one store."""
 
     refuses_short = True  # a log that ends before what its queues and its index name
+    refuses_wrong_crcs = True  # where files would change for a log in which a record fails its CRC
 
     def __init__(self, path: str, disk: Disk, progress: Progress, *, ours: bool) -> None:
         self.path, self.disk, self.ours = path, disk, ours
         self.paths = Paths(path)
         self._progress = progress
         self._damages: list[Damage] = []
+        self._wrong_crc: Finding | None = None  # the first record that fails its CRC
         self._end = 0
 
     def compare_only(self, files: StoreFiles, directory: str, started: float) -> RebuildReport:
@@ -142,9 +146,9 @@ class Rebuilding:
         build = self._build(files, directory)
         try:
             self._read(build, files)
-            self._refuse_break(files)
+            refuse_break(files, self._end)
             if self.refuses_short:
-                _refuse_short(files, self._end)
+                refuse_short(files, self._end)
             self._finish(build)
             return self._report(build, files, started, misfits)
         finally:
@@ -186,7 +190,7 @@ class Rebuilding:
             build = self._build(files, self.paths.rebuild)
             try:
                 self._read(build, files)
-                _refuse_short(files, self._end, is_alone=True)
+                refuse_short(files, self._end, is_alone=True)
                 self._finish(build)
                 report = self._report(build, files, started)
                 self._refuse(report, accept)
@@ -226,30 +230,27 @@ class Rebuilding:
 
     def _scan(self, build: Build, files: StoreFiles, *, start: int = 0, end: int | None = None) -> None:
         total = files.commitlog_bytes
-        scan = Scan(files.compared, start, end, progress=lambda done: self._progress(done, total))
+        scan = Scan(
+            files.compared, start, end, wants=Wants(crc=True), progress=lambda done: self._progress(done, total)
+        )  # fmt: skip
         for records in scan:
             if len(records):
                 build.add(records)
+                self._note_wrong_crcs(wrong_crcs(records, partial(record_at, files.commitlog), files.commitlog_file))
         self._end = max(self._end, scan.end_offset)
         self._refuse_damages(scan.damages)
 
+    def _note_wrong_crcs(self, found: Iterable[Finding]) -> None:
+        self._wrong_crc = self._wrong_crc or next(iter(found), None)
+
     def _refuse_damages(self, damages: list[Damage]) -> None:
         self._damages += damages
-        for damage in damages:
-            if damage.kind != "torn-tail":
-                text = f"{damage.file} at CommitLog offset {damage.commitlog_offset}: {damage.reason}. What is derived "
-                raise CorruptStore(f"{text}from a damaged log is not better. Run: checkback salvage {self.path} OUT")
-
-    def _refuse_break(self, files: StoreFiles) -> None:
-        at = breaks_off(files, self._end)
-        if at is not None and files.watermark is not None:
-            text = f"{files.commitlog_file(at)} at CommitLog offset {at}: no record begins here, and the log was "
-            text = (
-                f"{text}published up to {files.watermark.dispatched}. What is derived from a damaged log is not better"
-            )
-            raise CorruptStore(f"{text}. Run: checkback salvage {self.path} OUT")
+        refuse_damages(self.path, damages)
 
     def _report(self, build: Build, files: StoreFiles, started: float, misfits: Sequence[Misfit] = ()) -> RebuildReport:
+        different = tuple(differences(build, files, self.disk, self._end))
+        if different and self.refuses_wrong_crcs:
+            refuse_wrong_crc(self.path, self._wrong_crc)
         return RebuildReport(
             path=self.path,
             generation=build.generation.label,
@@ -258,7 +259,7 @@ class Rebuilding:
             begin_offset=files.commitlog.begin,
             parts=tuple(part for part, _, _ in build.parts()),
             left_out=_LEFT_OUT.get(build.generation, ""),
-            differences=tuple(differences(build, files, self.disk, self._end)),
+            differences=different,
             claims=tuple(build.claims),
             seconds=time.monotonic() - started,
             aside=tuple(f"{one.file} at {one.commitlog_offset}: {one.reason}" for one in self._damages),
@@ -354,14 +355,6 @@ class Rebuilding:
         self.disk.write_file(self.paths.checkpoint, encode(made))
         if self.disk.entry(self.paths.abort) is not None:
             self.disk.remove(self.paths.abort)
-
-
-def _refuse_short(files: StoreFiles, end_offset: int, *, is_alone: bool = False) -> None:
-    """A log that lacks its end says nothing about what its queues hold for that end, which a broker may need."""
-    short = short_log(files, end_offset, [], is_alone=is_alone)  # damages other than a torn tail were refused before
-    if short is not None:
-        text = f"{short.file}: {short.text}. What is derived from a log without its end is not better: put the end "
-        raise CorruptStore(f"{text}back first; without it, run: checkback salvage {files.path} OUT", path=short.file)
 
 
 def _stored_ms(listing: Listing, commitlog_offset: int) -> int | None:

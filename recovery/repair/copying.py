@@ -30,7 +30,7 @@ from broker.store.read.detect import check_outside_stores
 from broker.store.read.inventory import inventory, refusal
 from broker.store.read.layout import read_store_file
 from broker.transaction.events import Generation
-from recovery.rebuild.rebuilder import rebuild
+from recovery.rebuild.rebuilder import Rebuilding, rebuild
 from recovery.rebuild.replaced import forget
 from recovery.scan.store_files import StoreFiles
 from recovery.sqlite_files import connect_to_read
@@ -127,13 +127,19 @@ def _check_place(source: str, target: str) -> None:
     check_outside_stores(target)
 
 
+class _OfACopy(Rebuilding):
+    """The queues of a running broker are late, so they always differ; a copy is whole without its damaged records."""
+
+    refuses_wrong_crcs = False
+
+
 def _rebuilt(path: str, *, keeps_abort: bool) -> bool:
     """Make the derived files of a copy of a running broker's store from its log.
 
     A 5.x broker that finds `abort` recovers what the copy caught half way, such as its timers. A 3.x broker would
     make its state table again, and wrong.
     """
-    report = rebuild(path, apply=True, broker_is_stopped=True, still_s=0)
+    report = rebuild(path, apply=True, broker_is_stopped=True, still_s=0, kind=_OfACopy)
     forget(Disk(), Paths(path))
     if keeps_abort and report.generation != Generation.STATE_TABLE.label:
         with open(Paths(path).abort, "wb"):

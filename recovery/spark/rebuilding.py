@@ -138,10 +138,12 @@ class _OnSpark(Rebuilding):
             try:
                 inspected = inspect_log(
                     executor, log, split_bytes=self._split_bytes,
-                    prepare=lambda _splits: InspectionTask(log, 1, crc=False, rebuild_plan=build.rebuild_plan),
+                    prepare=lambda _splits: InspectionTask(log, 1, rebuild_plan=build.rebuild_plan),
                 )  # fmt: skip
                 self._end = max(self._end, inspected.end_offset)
                 self._refuse_damages([*_of_files(log), *inspected.damages])
+                for summary in inspected.summaries:
+                    self._note_wrong_crcs(one for one in summary.findings if one.kind == "crc-mismatch")
                 build.take(self._spark, executor, inspected)
             finally:
                 executor.close()

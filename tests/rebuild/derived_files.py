@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+import broker
 from broker.format.commitlog import encode, make_record
 from broker.format.properties import encode as encode_properties
 from broker.store.disk.files import Disk
@@ -31,6 +32,17 @@ def store_of(path: Path, count: int, layout: StoreLayout = SMALL) -> Path:
     fill(store, 0, count)
     store.close()
     return path
+
+
+def store_with_a_wrong_queue_id(path: Path) -> int:
+    """A store of two queues, in which a message of queue 0 names queue 1 by a flipped bit; its CommitLog offset."""
+    with broker.open(path, sync="os") as store:
+        store.create_topic("orders", queues=2)
+        sent = [store.append(broker.Message("orders", b"body"), queue_id=number % 2) for number in range(4)]
+    with open(path / "commitlog" / f"{0:020}", "r+b") as file:
+        file.seek(sent[2].commitlog_offset + 15)  # the last byte of its queue_id
+        file.write(b"\x01")
+    return sent[2].commitlog_offset
 
 
 def prepared(number: int, slot: int, commitlog_offset: int, kind: int = 4, half: int = 0) -> bytes:

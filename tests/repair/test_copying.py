@@ -146,6 +146,22 @@ def test_the_copy_of_a_brokers_store_gets_its_derived_files_from_its_log(
     assert not (out / "checkback" / "replaced").exists() or not list((out / "checkback" / "replaced").iterdir())
 
 
+def test_a_record_that_fails_its_crc_is_copied_as_it_is(golden_copy: Callable[[str], Path], tmp_path: Path) -> None:
+    """A rebuild refuses it; a copy of a broker's store has no other queues than those of its log."""
+    (tmp_path / "kinds").mkdir()
+    path, out = golden_copy("kinds/rocketmq-5.5.0-clean"), tmp_path / "out"
+    (path / "abort").touch()
+    record = next(broker.open(path, read_only=True).records())
+    segment = min((path / "commitlog").iterdir())
+    raw = bytearray(segment.read_bytes())
+    raw[raw.index(record.body)] ^= 1
+    segment.write_bytes(raw)
+    queue = min((path / "consumequeue" / "Plain").rglob("0" * 20))
+    queue.write_bytes(bytes(queue.stat().st_size))
+    assert copy_store(str(path), str(out)).is_rebuilt
+    assert verify(out).findings.counts == {"crc-mismatch": 1}
+
+
 # Look-ups
 
 

@@ -30,7 +30,7 @@ from recovery.spark import rebuild
 from recovery.transactions.in_doubt import Pending
 from recovery.verify.index_items import IndexingRule
 from recovery.verify.verifier import verify
-from tests.rebuild.derived_files import derived, store_of
+from tests.rebuild.derived_files import derived, store_of, store_with_a_wrong_queue_id
 from tests.store.filled import fill, half
 
 if TYPE_CHECKING:
@@ -165,6 +165,14 @@ def test_a_damaged_log_is_no_ground_to_build_on(spark: SparkSession, golden_copy
         rebuild(spark, str(path), split_bytes=50_000)
     with pytest.raises(StoreError, match="mounted"):
         rebuild(spark, "s3://bucket/store")
+
+
+def test_a_record_that_fails_its_crc_changes_no_file(spark: SparkSession, tmp_path: Path) -> None:
+    damaged_at = store_with_a_wrong_queue_id(tmp_path / "store")
+    before = derived(tmp_path / "store")
+    with pytest.raises(CorruptStore, match=f"{damaged_at}: the record does not have the CRC"):
+        rebuild(spark, str(tmp_path / "store"), apply=True)
+    assert derived(tmp_path / "store") == before
 
 
 @pytest.mark.parametrize(("name", "what"), [("batchcq", "a record that holds a batch"), ("lmq", ""), ("plain", "")])

@@ -1,0 +1,47 @@
+"""What makes a log no source: what is derived from it would not be better than the live files. Raises CorruptStore."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from broker.errors import CorruptStore
+from recovery.findings import Finding
+from recovery.scan.scanner import Damage
+from recovery.scan.store_files import StoreFiles, breaks_off
+from recovery.verify.causes.log_short import short_log
+
+_WRONG_CRC = "the record does not have the CRC that it states, and the live files differ from what the log says"
+
+
+def refuse_damages(path: str, damages: Iterable[Damage]) -> None:
+    """Parts that are not records; a torn tail is what a crash leaves."""
+    for damage in damages:
+        if damage.kind != "torn-tail":
+            raise _unfit(path, damage.file, damage.commitlog_offset, damage.reason)
+
+
+def refuse_wrong_crc(path: str, first: Finding | None) -> None:
+    """Records that fail their CRC, where files would change: a wrong topic, queue or type takes others' places."""
+    if first is not None:
+        raise _unfit(path, first.file, first.commitlog_offset, _WRONG_CRC)
+
+
+def refuse_break(files: StoreFiles, end_offset: int) -> None:
+    """A log that was read to `end_offset`, and was published further."""
+    at = breaks_off(files, end_offset)
+    if at is not None and files.watermark is not None:
+        reason = f"no record begins here, and the log was published up to {files.watermark.dispatched}"
+        raise _unfit(files.path, files.commitlog_file(at), at, reason)
+
+
+def refuse_short(files: StoreFiles, end_offset: int, *, is_alone: bool = False) -> None:
+    """A log that lacks its end says nothing about what its queues hold for that end, which a broker may need."""
+    short = short_log(files, end_offset, [], is_alone=is_alone)  # damages other than a torn tail were refused before
+    if short is not None:
+        text = f"{short.file}: {short.text}. What is derived from a log without its end is not better: put the end "
+        raise CorruptStore(f"{text}back first; without it, run: checkback salvage {files.path} OUT", path=short.file)
+
+
+def _unfit(path: str, file: str, commitlog_offset: int, reason: str) -> CorruptStore:
+    text = f"{file} at CommitLog offset {commitlog_offset}: {reason}. What is derived from a damaged log is not better"
+    return CorruptStore(f"{text}. Run: checkback salvage {path} OUT")
