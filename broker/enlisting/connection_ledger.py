@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from broker.database.arguments import check_table
 from broker.database.bound_ledger import BoundLedger, advice
-from broker.database.ledger_binding import Binding, KnownLedgers
+from broker.database.ledger_binding import Binding, KnownLedgers, Transaction
 from broker.database.ledger_identity import DatabaseIdentity, Execute, Observed, difference, observe
 from broker.database.statements import Sql, quoted
 from broker.enlisting.connection_drivers import (
@@ -99,6 +99,7 @@ class ConnectionLedger(BoundLedger):
 
     @cached_property
     def _home(self) -> DatabaseIdentity:
+        """The database that the ledger was bound in: another directory or tenant may lead `connect` elsewhere later."""
         with self._transaction() as execute:
             return self.look(execute).identity
 
@@ -225,6 +226,11 @@ class ConnectionLedger(BoundLedger):
             return False
         return all(state is TransactionState.COMMITTED for state in states)
 
+    def _bind(self, store_id: str, transaction: Transaction) -> Binding:
+        found = super()._bind(store_id, transaction)
+        self._home  # noqa: B018 - cached from here on
+        return found
+
     # Transactions of the application's connections
 
     def begin(self, target: Any, producer_group: str, immunity_s: int | None) -> ConnectionTransaction | None:
@@ -320,7 +326,12 @@ class ConnectionLedger(BoundLedger):
         with self._connected() as (connection, driver):
             if driver.dialect == "sqlite" and not connection.in_transaction:
                 driver.execute(connection, Sql("BEGIN"))  # not IMMEDIATE: most of them only read
-            yield partial(driver.execute, connection)
+            execute = partial(driver.execute, connection)
+            home: DatabaseIdentity | None = self.__dict__.get("_home")
+            if home is not None and (what := difference(home, actual := self.look(execute).identity)):
+                text = f"the ledger's connect() leads to {actual} now, and the ledger is in {home} ({what})"
+                raise TransactionError(f"{text}: connect to one database, by its whole path, whatever the directory")
+            yield execute
             driver.commit(connection)
 
     def _name(self, table: str) -> str:

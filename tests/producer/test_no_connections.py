@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 import broker
 from broker.errors import BrokerError, TransactionError
 from broker.producer import Producer
+from tests.producer.delivered import delivered
 
 SENTENCE = "a producer with a ConnectionLedger takes an open connection of sqlite3 or psycopg, not"
 
@@ -72,3 +73,24 @@ def test_a_session_is_told_which_ledger_it_needs(producer: Producer, database: s
         pytest.raises(TransactionError, match=r"give it broker\.Ledger\(engine\) for sessions of SQLAlchemy"),
     ):
         producer.begin_transaction(session)
+
+
+def test_a_connect_that_leads_to_another_database_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a path relative to the working directory: the order was saved in a file that check-back does not ask."""
+    ledger = broker.ConnectionLedger(lambda: sqlite3.connect("shop.db"))
+    for name in ("there", "here"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        broker.ConnectionLedger(lambda: sqlite3.connect("shop.db")).create_all()
+    with broker.open(tmp_path / "shop.store", sync="os") as store, broker.open(tmp_path / "other.store") as other:
+        producer = store.producer("shop", topics=["orders"], ledger=ledger)
+        monkeypatch.chdir(tmp_path / "there")
+        with contextlib.closing(sqlite3.connect("shop.db")) as connection:
+            with pytest.raises(TransactionError, match=r"leads to .*there.*, and the ledger is in .*here"):
+                producer.begin_transaction(connection)
+            with pytest.raises(TransactionError, match=r"connect\(\) leads to .*there.* now, and the ledger"):
+                other.producer("shop", topics=["orders"], ledger=ledger)
+        with contextlib.closing(sqlite3.connect(tmp_path / "here" / "shop.db")) as connection:
+            with producer.begin_transaction(connection) as transaction:
+                producer.send(broker.Message("orders", b"1"), transaction)
+            assert delivered(store) == [b"1"]
