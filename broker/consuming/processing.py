@@ -88,7 +88,15 @@ class _WatchedBody:
         return error
 
 
-class Processing(OnlyWith):
+class _NoAnswer:
+    """Refuses `if consumer.process(...)`: true for each delivery, and nothing would be noted."""
+
+    def __bool__(self) -> bool:
+        text = "whether it is the first time is what a block of process() gets"
+        raise TransactionError(f"{text}: write `with consumer.process(message, session) as first`, or first_time()")
+
+
+class Processing(_NoAnswer, OnlyWith):
     """One message being processed. Entering returns whether it is the first time."""
 
     _statement = "consumer.process(message, session)"
@@ -140,7 +148,7 @@ class Processing(OnlyWith):
         return False
 
 
-class AsyncProcessing(OnlyAsyncWith):
+class AsyncProcessing(_NoAnswer, OnlyAsyncWith):
     """The same for an async session: `async with consumer.process(message, session) as first:`."""
 
     _statement = "consumer.process(message, session)"

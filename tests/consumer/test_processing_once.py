@@ -191,6 +191,17 @@ def test_the_wrong_with_is_named(backend: Backend, engine: Engine, url: URL) -> 
         assert charge(engine, consumer, message)
 
 
+def test_a_process_without_with_is_no_answer(backend: Backend, engine: Engine) -> None:
+    """`first = consumer.process(...)` was true for each delivery, and the effects took place each time."""
+    publish(backend, "4711")
+    with backend.client.consumer("billing", "orders") as consumer, Session(engine) as session:
+        first = consumer.process(next_of(backend, consumer), session)
+        with pytest.raises(broker.TransactionError, match=r"write `with consumer\.process\(.*\) as first`"):
+            assert not first
+        with first as is_first:
+            assert is_first
+
+
 def test_old_rows_can_go(backend: Backend, engine: Engine) -> None:
     publish(backend, "4711")
     with backend.client.consumer("billing", "orders") as consumer:
