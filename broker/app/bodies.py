@@ -88,7 +88,7 @@ class TopicBody:
         """
         wanted, kind = self._wanted
         if kind is not None and not isinstance(value, kind):
-            raise MessageRejected(f"the topic takes {kind.__name__}, and this is {type(value).__name__}: {value!r:.60}")
+            raise MessageRejected(f"the topic takes {kind.__name__}, and this is {_other(kind, value)}: {value!r:.60}")
         if self.codec is not None:
             return self.codec.encode(value), self.codec.content_type
         if wanted is str or wanted is bytes:  # an enum of texts, too
@@ -329,6 +329,15 @@ def _unlike_json(value: Any) -> Iterator[str]:
 
 def _name(hint: Any) -> str:
     return getattr(hint, "__name__", None) or repr(hint)
+
+
+def _other(kind: type, value: object) -> str:
+    """What a value is that is none of a class."""
+    found = type(value)
+    if found.__qualname__ != kind.__qualname__:
+        return found.__name__
+    modules = " and ".join(sorted({kind.__module__, found.__module__}))
+    return f"one of another class {found.__name__}: its module or cell ran twice ({modules})"
 
 
 def _named(error: BaseException) -> str:

@@ -157,6 +157,11 @@ def test_a_type_without_json_is_refused_when_it_is_declared(hint: Any) -> None:
 
 
 def test_a_topic_takes_its_type_only() -> None:
+    twin = type("Line", (), {"__module__": "__main__"})  # as of a module that is the program, too
+    with pytest.raises(
+        MessageRejected, match=r"this is one of another class Line: .* ran twice \(__main__ and tests\."
+    ):
+        TopicBody(Line).encode(twin())
     with pytest.raises(MessageRejected, match="the topic takes Line, and this is dict"):
         TopicBody(Line).encode({"item": "a"})
     with pytest.raises(MessageRejected, match="takes list"):
