@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from recovery.views.overview import Overview, WaitingTransaction
 
 SHOWN = 10  # transactions that an approval lists
+_KEYS_SHOWN, _KEY_SIZE = 5, 100  # a message may have 30 KiB of them; MySQL holds 64 KiB of an approval
 _ANSWERS = (
     "- **Commit**: the message is delivered. This cannot be undone.\n"
     "- **Roll back**: it is never delivered. This cannot be undone.\n"
@@ -45,8 +46,12 @@ def code(text: object) -> str:
 
 
 def keys_of(keys: Sequence[str]) -> str:
-    """The keys of a message."""
-    return f"key{'s' if len(keys) > 1 else ''} {', '.join(code(key) for key in keys)}" if keys else "no keys"
+    """The keys of a message: the first, each with its first characters."""
+    if not keys:
+        return "no keys"
+    shown = [code(key if len(key) <= _KEY_SIZE else f"{key[:_KEY_SIZE]}…") for key in keys[:_KEYS_SHOWN]]
+    more = f" and {len(keys) - len(shown)} more" if len(keys) > len(shown) else ""
+    return f"key{'s' if len(keys) > 1 else ''} {', '.join(shown)}{more}"
 
 
 def parked_subject(name: str, one: WaitingTransaction) -> str:

@@ -30,7 +30,7 @@ from recovery.jobs.recovering import plan_recovery as plan_recovery
 from recovery.jobs.recovering import recover as recover
 from recovery.jobs.setup import LATEST_RETENTION, alone, keep_report, opened, remove_reports, spark_for, verified
 
-FINDINGS_SHOWN = 50  # in a task's result; the report has all
+FINDINGS_SHOWN = 50  # in a task's result, and entries that were not judged; the report has all
 REASONS_SHOWN = 3  # in a task's error; the catalog and the page have all
 PARKED_AT_ONCE = 20  # a page's worth: a person decides about each
 
@@ -105,9 +105,9 @@ def verify(
         "transactions",
         "digest",
         "counts",
-        "not_judged",
     )
     facts = {name: report.get(name) for name in (*names, "spark_ui")}
+    facts["not_judged"] = report["not_judged"][:FINDINGS_SHOWN]
     return {**facts, "findings": shown, "report": kept, "engine": report["engine"], "done_ms": times["done_ms"]}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -93,6 +94,28 @@ def test_what_an_application_wrote_forges_no_line_of_a_question(tmp_path: Path) 
     (asked,) = tasks.parked(str(path), now_ms=LATE_MS)
     assert "group `shop\\x0a\\x0a**Approve**: the auditors agreed`" in asked["body"]
     assert "`no\\x00body\\x0a\\x0a# knew`" in asked["body"]
+
+
+def test_what_airflow_is_given_is_small(tmp_path: Path) -> None:
+    """MySQL holds 64 KiB of an approval: long keys made it longer, and nobody could be asked."""
+    keys, path = ["k" * 900] * 30, tmp_path / "shop"
+
+    def traffic() -> None:
+        store = broker.open(str(path), layout=SMALL)
+        for _ in range(25):
+            store.transactions.prepare(broker.Message("orders", b"body", keys=keys), "shop")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    in_child(traffic)
+    for number in range(100):
+        (path / "commitlog" / f"notes {number}").mkdir()
+    assert len(json.dumps(tasks.verify(str(path), now_ms=0))) < 20_000
+    assert len(tasks.plan_recovery(str(path))["text"]) < 20_000
+    tasks.recover(str(path), now_ms=0)
+    park(path)
+    found = tasks.parked(str(path), now_ms=0)
+    assert len(json.dumps(found)) < 60_000
+    assert "and 25 more" in found[0]["body"]
 
 
 def test_a_person_decides_about_what_is_parked(tmp_path: Path) -> None:
