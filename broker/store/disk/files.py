@@ -234,7 +234,8 @@ class Disk(Calls):
         try:
             found = os.fstat(file.descriptor).st_size
             if found != size:
-                raise StoreError(f"{path} has {found} bytes where {size} are expected", path=path)
+                text = f"{path} has {found} bytes where {size} are expected: it was cut, or another program made it"
+                raise StoreError(f"{text}. Put it back from a backup, and run checkback verify on its store", path=path)
             return self._map(path, size, file)
         except OSError as error:
             raise refused(error, path, size) from error
