@@ -75,7 +75,8 @@ class StoreTrigger(BaseEventTrigger):
     def _is_news(self, found: dict[str, Any], reported: dict[str, Any]) -> bool:
         if reported.get("key") != repr(self.key(found)):
             return True
-        return self.again_s is not None and time.time() - reported["at_s"] >= self.again_s
+        passed_s = time.time() - reported["at_s"]  # below zero where the clock was ahead
+        return self.again_s is not None and not 0 <= passed_s < self.again_s
 
     async def _reported(self) -> dict[str, Any]:
         """What was reported last, and when; kept with the asset, so that a triggerer that starts again knows it.

@@ -387,3 +387,6 @@ def test_a_crash_is_not_reported_again_by_the_next_triggerer(tmp_path: Path) -> 
     (note,) = state.values.values()
     note["at_s"] -= 7200
     asyncio.run(watch())
+    (note,) = state.values.values()
+    note["at_s"] += 10 * 365 * 86_400.0  # the clock was ahead, and was put right
+    asyncio.run(watch())
