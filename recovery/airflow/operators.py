@@ -294,7 +294,9 @@ class NoFindingsOperator(BaseOperator):
             return
         kinds = ", ".join(f"{count} {kind}" for kind, count in report["counts"].items())
         first = report["findings"][0]["text"] if report["findings"] else ""
-        raise AirflowFailException(f"{kinds}; the first: {first}. The whole report: {report['report']}")
+        kept = f". The whole report: {report['report']}" if report["report"] else ""
+        step = f"What each means, and what to do, says: checkback verify {report['path']}"
+        raise AirflowFailException(f"{kinds}; the first: {first}{kept}. {step}")
 
 
 class ParkedOperator(StoreOperator):

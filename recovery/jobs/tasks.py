@@ -108,7 +108,8 @@ def verify(
     )
     facts = {name: report.get(name) for name in (*names, "spark_ui")}
     facts["not_judged"] = report["not_judged"][:FINDINGS_SHOWN]
-    return {**facts, "findings": shown, "report": kept, "engine": report["engine"], "done_ms": times["done_ms"]}
+    facts |= {"path": path, "engine": report["engine"], "done_ms": times["done_ms"]}
+    return {**facts, "findings": shown, "report": kept}
 
 
 # Check-back, and what a person decides

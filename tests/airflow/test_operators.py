@@ -101,8 +101,13 @@ def test_a_verification_is_published_with_its_summary(tmp_path: Path) -> None:
     assert (event.extra["ok"], event.extra["counts"]) == (False, {"slot-wrong-state": 1})
     assert Path(event.extra["report"]).exists()
     pulled = type("Instance", (), {"xcom_pull": lambda self, task_ids: found})()
-    with pytest.raises(AirflowFailException, match="1 slot-wrong-state"):
+    with pytest.raises(AirflowFailException, match="1 slot-wrong-state") as red:
         NoFindingsOperator(task_id="no_findings").execute(context(ti=pulled))
+    assert str(red.value).endswith(f"says: checkback verify {path}"), "who is called at night needs the next command"
+    found["report"] = None  # the disk was full
+    with pytest.raises(AirflowFailException, match="1 slot-wrong-state") as red:
+        NoFindingsOperator(task_id="no_findings").execute(context(ti=pulled))
+    assert "None" not in str(red.value)
 
 
 def test_an_approval_may_not_be_needed() -> None:
