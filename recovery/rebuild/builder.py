@@ -29,6 +29,7 @@ from recovery.rebuild.batch_queues import BatchQueueFiles, first_kept
 from recovery.rebuild.entries import Claim, claim_of, keep_live_tags, owners, queue_runs, redo_units, slots_of
 from recovery.rebuild.file_writers import SLOT, UNIT, IndexFiles, UnitFiles, filled_units
 from recovery.rebuild.misfits import misfits_of_queue, misfits_of_records
+from recovery.rebuild.unfit_log import refuse_numbers
 from recovery.scan.kinds import Kinds
 from recovery.scan.records import Records
 from recovery.scan.store_files import StoreFiles
@@ -91,6 +92,7 @@ class Build:
         for run in queue_runs(records, kinds):
             queue = self._queue(run.topic, run.queue_id)
             if queue is not None:
+                refuse_numbers(self.files, _messages_of(run.topic, run.queue_id), int(run.numbers.min()), 0)
                 keep_live_tags(run, self.files)
                 queue.write(run.numbers, run.units)
 
@@ -111,6 +113,7 @@ class Build:
         """Compute the outcomes, write the state table, carry over what lies below the log, and flush everything."""
         for outcomes in self.tracker.outcomes():
             self._add_to_table(outcomes.slots(self.files.table_generation))
+        self._refuse_numbers()
         self._look_at_live_queues()
         first_made = [(queue, queue.begin) for queue in self.queues.values()]
         self._carry_over()
@@ -119,6 +122,14 @@ class Build:
         self.index.finish()
         for files in self._unit_files():
             files.force()
+
+    def _refuse_numbers(self) -> None:
+        """Before the files between the first number and the last are made."""
+        for (topic, queue_id), queue in self.queues.items():
+            if queue.end:
+                refuse_numbers(self.files, _messages_of(topic, queue_id), queue.begin, queue.end)
+        if self.table.end:
+            refuse_numbers(self.files, "the slots", self.table.begin, self.table.end)
 
     def _unit_files(self) -> Iterator[UnitFiles]:
         yield from (*self.queues.values(), *self.batches.written(), self.redo_log, self.table)
@@ -129,6 +140,7 @@ class Build:
 
     def _write_slots(self, numbers: Ints, slots: Rows) -> None:
         """Write slots that other partitions may have written to before."""
+        refuse_numbers(self.files, "the slots", int(numbers.min(initial=0)), 0)
         if len(numbers) and self.table.end > int(numbers.min()):
             before = self._built_slots(numbers)
             taken = before["size"] > 0
@@ -213,6 +225,10 @@ class Build:
         elif self.generation is Generation.STATE_TABLE:
             yield "statetable", live.state_table, self.paths.state_table
             yield "redolog", live.redo_log, self.paths.redo_log
+
+
+def _messages_of(topic: str, queue_id: int) -> str:
+    return f"the messages in queue {queue_id} of {topic}"
 
 
 def copy_file(disk: Disk, source: str, target: str, size: int) -> None:

@@ -156,7 +156,7 @@ def _of_units(
     counts = dict.fromkeys(("missing", "extra", "different"), 0)
     first: dict[str, int] = {}
     slots: dict[str, list[SlotChange]] = {kind: [] for kind in counts}
-    for start in range(min(ours.begin, live.begin), max(ours.end, live.end), _AT_ONCE):
+    for start in _stretches(ours, live):
         count = min(_AT_ONCE, max(ours.end, live.end) - start)
         made, held = ours.read(start, count), live.read(start, count)
         has_made, has_held = filled_units(made), filled_units(held)
@@ -180,6 +180,15 @@ def _of_units(
                     slots[kind] += _slot_changes(kind, start, mask, made, held)
     for kind, number in first.items():
         yield Difference(part, kind, counts[kind], directory, number, tuple(slots[kind][:_SLOTS_LISTED]))
+
+
+def _stretches(ours: UnitFile, live: UnitFile) -> list[int]:
+    """Where to read from, as far as there are files: a name may say that one is farther away than any count gets."""
+    starts, width = set[int](), ours.dtype.itemsize
+    for segment in (*ours.listing.segments, *live.listing.segments):
+        first, end = segment.base // width, -(-(segment.base + segment.size) // width)
+        starts.update(range(first - first % _AT_ONCE, min(end, max(ours.end, live.end)), _AT_ONCE))
+    return sorted(starts)
 
 
 def _slot_changes(kind: str, start: int, mask: npt.NDArray[np.bool_], made: Rows, held: Rows) -> Iterator[SlotChange]:

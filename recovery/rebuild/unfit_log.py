@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from broker.errors import CorruptStore
+from broker.format.commitlog import RECORD_SIZE_MIN
 from recovery.findings import Finding
 from recovery.scan.scanner import Damage
 from recovery.scan.store_files import StoreFiles, breaks_off
 from recovery.verify.causes.log_short import short_log
 
+_NUMBERS_MAX = 1 << 24  # a topic that was deleted and made again counts from 0 while the log has its old records
 _WRONG_CRC = "the record does not have the CRC that it states, and the live files differ from what the log says"
 
 
@@ -40,6 +42,14 @@ def refuse_short(files: StoreFiles, end_offset: int, *, is_alone: bool = False) 
     if short is not None:
         text = f"{short.file}: {short.text}. What is derived from a log without its end is not better: put the end "
         raise CorruptStore(f"{text}back first; without it, run: checkback salvage {files.path} OUT", path=short.file)
+
+
+def refuse_numbers(files: StoreFiles, what: str, first: int, end: int) -> None:
+    """Numbers that no record has, or so far from each other that the files between them would fill the disk."""
+    if first < 0 or end - first > max(_NUMBERS_MAX, files.commitlog_bytes // RECORD_SIZE_MIN):
+        text = f"{files.path}: by its records {what} have the numbers {first} to {end - 1}: a record is damaged"
+        text = f"{text}. What is derived from a damaged log is not better. See which with: checkback verify"
+        raise CorruptStore(f"{text} {files.path}", path=files.path)
 
 
 def _unfit(path: str, file: str, commitlog_offset: int, reason: str) -> CorruptStore:

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-import broker
-from broker.errors import CorruptStore, StoreError, StoreLocked
+from broker.errors import StoreError, StoreLocked
 from broker.format.commitlog import encode, make_record
 from broker.format.properties import encode as encode_properties
 from broker.format.statetable import Slot
@@ -33,7 +32,7 @@ from recovery.rebuild.rebuilder import Rebuilding, rebuild
 from recovery.rebuild.report import RebuildReport
 from recovery.scan.store_files import StoreFiles
 from recovery.verify.verifier import verify, verify_by
-from tests.rebuild.derived_files import derived, prepared, store_of, store_with_a_wrong_queue_id
+from tests.rebuild.derived_files import derived, prepared, store_of
 from tests.rebuild.dying import Deaf, Killed, dying
 from tests.store.build import HOST, Log
 from tests.store.filled import SMALL, assert_right, fill
@@ -116,36 +115,6 @@ def test_whatever_is_done_to_derived_files_a_rebuild_puts_right(tmp_path: Path, 
     rebuild(path, apply=True)
     assert verify(path).ok
     assert derived(path) == good
-
-
-def test_a_damaged_log_is_no_source(tmp_path: Path) -> None:
-    path = store_of(tmp_path / "store", 60)
-    with open(path / "commitlog" / f"{0:020}", "r+b") as file:
-        file.seek(1000)
-        file.write(bytes(300))
-    with pytest.raises(CorruptStore, match="checkback salvage"):
-        rebuild(path)
-
-
-def test_a_record_that_fails_its_crc_changes_no_file(tmp_path: Path) -> None:
-    """Its queue is one bit off: the live files are right, and with its unit another message's would be gone."""
-    path = tmp_path / "store"
-    damaged_at = store_with_a_wrong_queue_id(path)
-    before = derived(path)
-    for apply in (False, True):
-        with pytest.raises(CorruptStore, match=f"{damaged_at}: the record does not have the CRC.*checkback salvage"):
-            rebuild(path, apply=apply)
-    assert derived(path) == before
-
-
-def test_a_record_that_fails_its_crc_is_no_difference_where_the_files_are_right(tmp_path: Path) -> None:
-    path = tmp_path / "store"
-    with broker.open(path, sync="os") as store:
-        store.append(broker.Message("orders", b"body"))
-    segment = path / "commitlog" / f"{0:020}"
-    segment.write_bytes(segment.read_bytes().replace(b"body", b"bodY"))
-    assert verify(path).findings.counts == {"crc-mismatch": 1}
-    assert rebuild(path, apply=True).differences == ()
 
 
 def test_what_lies_below_a_shortened_log_is_carried_over(tmp_path: Path) -> None:

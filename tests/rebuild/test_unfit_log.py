@@ -1,0 +1,71 @@
+"""Logs that are no source: what would be derived from them is not better than the live files, which stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import broker
+from broker.errors import CorruptStore
+from recovery.rebuild.rebuilder import rebuild
+from recovery.verify.verifier import verify
+from tests.rebuild.derived_files import derived, store_of, store_with_a_wrong_queue_id
+
+
+def test_a_damaged_log_is_no_source(tmp_path: Path) -> None:
+    path = store_of(tmp_path / "store", 60)
+    with open(path / "commitlog" / f"{0:020}", "r+b") as file:
+        file.seek(1000)
+        file.write(bytes(300))
+    with pytest.raises(CorruptStore, match="checkback salvage"):
+        rebuild(path)
+
+
+def test_a_record_that_fails_its_crc_changes_no_file(tmp_path: Path) -> None:
+    """Its queue is one bit off: the live files are right, and with its unit another message's would be gone."""
+    path = tmp_path / "store"
+    damaged_at = store_with_a_wrong_queue_id(path)
+    before = derived(path)
+    for apply in (False, True):
+        with pytest.raises(CorruptStore, match=f"{damaged_at}: the record does not have the CRC.*checkback salvage"):
+            rebuild(path, apply=apply)
+    assert derived(path) == before
+
+
+def test_a_record_that_fails_its_crc_is_no_difference_where_the_files_are_right(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with broker.open(path, sync="os") as store:
+        store.append(broker.Message("orders", b"body"))
+    segment = path / "commitlog" / f"{0:020}"
+    segment.write_bytes(segment.read_bytes().replace(b"body", b"bodY"))
+    assert verify(path).findings.counts == {"crc-mismatch": 1}
+    assert rebuild(path, apply=True).differences == ()
+
+
+@pytest.mark.parametrize("number", [-1, 1 << 40, (1 << 63) - 1])
+@pytest.mark.parametrize(
+    ("name", "kind", "what"), [("3.1.5-clean", 4, "the slots"), ("5.3.3-clean", 0, "the messages in queue")]
+)
+def test_a_number_that_is_far_from_the_others_makes_no_files(
+    golden_copy: Callable[[str], Path], name: str, kind: int, what: str, number: int
+) -> None:
+    """One bit of a record's queueOffset: the files up to there would fill the disk."""
+    path = golden_copy(f"rocketmq-{name}")
+    with broker.open(path, read_only=True) as store:
+        record = next(one for one in store.records() if one.sys_flag & 12 == kind)
+    with open(path / "commitlog" / f"{0:020}", "r+b") as file:
+        file.seek(record.commitlog_offset + 20)  # its queue_offset
+        file.write(number.to_bytes(8, "big", signed=True))
+    for apply in (False, True):
+        with pytest.raises(CorruptStore, match=f"by its records {what}.*: a record is damaged"):
+            rebuild(path, apply=apply, broker_is_stopped=True, still_s=0)
+
+
+def test_a_live_file_with_a_far_name_is_compared(tmp_path: Path) -> None:
+    path = store_of(tmp_path / "store", 4)
+    queue = min((path / "consumequeue").rglob("0" * 20))
+    queue.rename(queue.with_name("9" * 20))
+    found = rebuild(path).as_json()["counts"]
+    assert found["consumequeue-missing"]
