@@ -14,7 +14,7 @@ import threading
 import time
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from broker.errors import BrokerError
 from broker.format.config import TopicConfig
@@ -46,6 +46,8 @@ class Registration:
         self._context, self._ha_address = context, ha_address
         self._links: dict[str, _Link] = {}
         self._failing: set[str] = set()
+        self._topics: dict[str, Any] = {}  # at the last look at which they could be read
+        self._are_readable = True
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="checkback-serve-register", daemon=True)
 
@@ -53,6 +55,7 @@ class Registration:
         """Register with all. Raises BrokerError when none can be reached: a typing error shows at once; and when one
         has another master of this name, whose clients it would send here."""
         self._check_name()
+        self._topics = topics_json(self._context)
         if not self._register_all():
             names = ", ".join(self._context.settings.name_servers)
             raise BrokerError(f"none of the name servers takes it: {names}. Start them first, or leave out --register")
@@ -96,19 +99,23 @@ class Registration:
         return None
 
     def _keep(self) -> None:
-        registered_s, topics = time.monotonic(), self._topics()
+        registered_s = time.monotonic()
         while not self._is_over.wait(_TOPICS_EVERY_S):
-            now_s, current = time.monotonic(), self._topics()
-            if now_s - registered_s >= _EVERY_S or current != topics:
+            now_s, before = time.monotonic(), self._topics
+            self._read_topics()
+            if now_s - registered_s >= _EVERY_S or self._topics != before:
                 self._register_all()
-                registered_s, topics = now_s, current
+                registered_s = now_s
 
-    def _topics(self) -> bytes:
+    def _read_topics(self) -> None:
+        """Where they cannot be read those known before stay: a name server that hears nothing forgets the broker."""
         try:
-            return dumps(topics_json(self._context))
+            self._topics, self._are_readable = topics_json(self._context), True
         except BrokerError as error:
-            log.warning("the topics cannot be read for the name servers: %s", error, extra=event("topics-unreadable"))
-            return b""
+            if self._are_readable:
+                text = "the topics cannot be read for the name servers, which keep those known before: %s"
+                log.warning(text, error, extra=event("topics-unreadable"))
+            self._are_readable = False
 
     def _register_all(self) -> int:
         """Register with each; how many took it."""
@@ -116,9 +123,10 @@ class Registration:
         header = RegisterBrokerRequestHeader(
             settings.broker_name, self._context.address, settings.cluster, self._ha_address, 0
         )
-        topics = topics_json(self._context)
-        if len(topics["topicConfigTable"]) == 1:  # Quirk (5.x): a name server refuses a new broker that has one topic
-            topics["topicConfigTable"][_SELF_TEST_TOPIC] = config_json(TopicConfig(_SELF_TEST_TOPIC, 1, 1))
+        table = self._topics["topicConfigTable"]
+        if len(table) == 1:  # Quirk (5.x): a name server refuses a new broker that has one topic
+            table = {**table, _SELF_TEST_TOPIC: config_json(TopicConfig(_SELF_TEST_TOPIC, 1, 1))}
+        topics = {**self._topics, "topicConfigTable": table}
         body = dumps({"topicConfigSerializeWrapper": topics, "filterServerList": []})
         command = RemotingCommand(RequestCode.REGISTER_BROKER, ext=header.encode(), body=body)
         return sum(self._tell(address, command) for address in settings.name_servers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ import broker
 from broker.remoting.codes import RequestCode
 from broker.remoting.command import RemotingCommand
 from broker.server import registration
+from tests.app.shop import until
 from tests.cluster.network import NameServer
 from tests.server.conftest import Serve
 
@@ -60,3 +62,25 @@ def test_a_new_store_is_taken(serve: Serve) -> None:
         serve(name_servers=[known.address]).close()
     topics = json.loads(known.bodies[0])["topicConfigSerializeWrapper"]["topicConfigTable"]
     assert sorted(topics) == ["SELF_TEST_TOPIC", "TBW102"]
+
+
+def test_topics_that_cannot_be_read_for_a_while_end_no_registration(
+    serve: Serve, store: broker.LiveStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It goes on with those that it knows: a name server forgets a broker that says nothing for two minutes."""
+    monkeypatch.setattr(registration, "_TOPICS_EVERY_S", 0.01)
+    monkeypatch.setattr(registration, "_EVERY_S", 0.05)
+    store.create_topic("orders")
+    topics = Path(store.path, "config", "topics.json")
+    with Registry({}) as known:
+        serve(name_servers=[known.address])
+        whole = topics.read_bytes()
+        topics.write_bytes(b"{")
+        until(lambda: "the topics cannot be read" in caplog.text)
+        known.bodies.clear()
+        until(lambda: len(known.bodies) >= 2)
+        assert "orders" in json.loads(known.bodies[0])["topicConfigSerializeWrapper"]["topicConfigTable"]
+        topics.write_bytes(whole)
+        store.create_topic("mails")
+        until(lambda: b"mails" in known.bodies[-1])
+    assert caplog.text.count("the topics cannot be read") == 1
