@@ -94,6 +94,10 @@ class ConsumerWorker:
             except ValueError as error:  # a map that was closed under us
                 self.failure = StoreError(f"{self._store.path} was closed before its consumer: {error}")
                 return
+            except Exception as error:  # noqa: BLE001 - else nobody learns of it, and each receive waits without end
+                text = f"the background thread of a consumer of group {self._group} ended by {error!r}"
+                self.failure = StoreError(f"{text}: close the consumer, and open it again", path=self._store.path)
+                return
 
     def _leave_unclosed(self) -> None:
         text = "a consumer of group %s was dropped without close(), and leaves the group: close it, or use `with`"

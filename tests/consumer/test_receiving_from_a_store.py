@@ -145,6 +145,19 @@ def test_a_consumer_that_cannot_begin_leaves_no_member_behind(checkback_store: L
         assert sorted(bodies(consumer, 4)) == ["0", "1", "2", "3"]
 
 
+def test_a_background_thread_that_fails_is_said_whatever_it_raised(checkback_store: LiveStore) -> None:
+    """As where the system has no more threads for the first append of a process: each receive would wait forever."""
+    with checkback_store.consumer("billing", "orders") as consumer:
+
+        def raises(*_: object) -> None:
+            raise RuntimeError("can't start new thread")
+
+        consumer._keeper._schedule.deliver = raises  # type: ignore[assignment, method-assign]
+        consumer._keeper._thread.join(WAIT_S)
+        with pytest.raises(broker.StoreError, match=r"can't start new thread.*open it again"):
+            consumer.receive(WAIT_S)
+
+
 def test_what_is_whole_before_a_damaged_message_is_handed_out(tmp_path: object) -> None:
     """Then the damage is said, and never passed over."""
     with broker.open(f"{tmp_path}/store", layout=SMALL, sync="os") as store:
