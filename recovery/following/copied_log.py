@@ -246,9 +246,11 @@ class CopiedLog:
 
     def close(self) -> None:
         """Flush, and close all files."""
-        if self._files:
-            self.sync()
-        self._close_files()
+        try:
+            if self._files:
+                self.sync()
+        finally:
+            self._close_files()
 
     def _close_files(self) -> None:
         with self._flushing, self._guard:

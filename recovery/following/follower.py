@@ -293,10 +293,12 @@ class Follower:
         return replace(self.status(), trouble=trouble, digest=book.digest(), findings=findings)
 
     def close(self) -> None:
-        """Flush, and release the copy."""
-        self.log.close()
-        self._verifier.close()
-        self._lock.release()
+        """Flush, and release the copy, also when the flush fails."""
+        try:
+            self.log.close()
+        finally:
+            self._verifier.close()
+            self._lock.release()
 
     def __enter__(self) -> Self:
         return self

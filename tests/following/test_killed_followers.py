@@ -144,11 +144,11 @@ def test_a_follower_killed_while_the_log_grows_compares_its_end_all_the_same(
     assert [(one["begin_offset"], one["end_offset"]) for one in status.lost] == [(cut, noted)]
 
 
-@pytest.mark.parametrize("full", ["log", "book", "lost"])
+@pytest.mark.parametrize("full", ["log", "flush", "book", "lost"])
 def test_a_full_disk_is_a_sentence_and_the_next_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: str
 ) -> None:
-    """What is full may be the log, the book, which is a database, or what the master lost."""
+    """What is full may be the log, the book, which is a database, or what it lost; a close releases the copy."""
     with served(tmp_path / "master") as (store, _):
         traffic(store, 300)
     starts, log = record_starts(tmp_path / "master"), log_bytes(tmp_path / "master")[: store_end(tmp_path / "master")]
@@ -157,7 +157,8 @@ def test_a_full_disk_is_a_sentence_and_the_next_run_goes_on(
     master.log = log[: starts[300]] if full == "lost" else log
 
     def no_room(descriptor: int, *_: object) -> None:
-        if full == "log" or os.path.dirname(os.readlink(f"/proc/self/fd/{descriptor}")).endswith("lost"):
+        directory = os.path.dirname(os.readlink(f"/proc/self/fd/{descriptor}"))
+        if directory.endswith("lost" if full == "lost" else "commitlog"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def no_page(self: FollowedBook, *_: object) -> None:
