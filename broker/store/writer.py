@@ -71,10 +71,10 @@ def open_writer(
     check_log(paths, disk)  # before anything is made
     _make_directories(paths, disk)
     lock = StoreLock(paths.lock, disk)
-    alone = lock.try_exclusive()
-    if not alone:
-        lock.share()
     try:
+        alone = lock.try_exclusive()
+        if not alone:
+            lock.share()
         file = _store_file(paths, disk, layout, transactions, alone=alone)
         engine = _engine(paths, file)
         _make(disk, *engine.directories(paths))

@@ -14,7 +14,7 @@ import pytest
 import broker
 from broker.errors import StoreError
 from broker.live import open_live
-from broker.store.disk.files import Disk
+from broker.store.disk.files import Disk, Entry
 from broker.testing.crash_disk import CrashDisk
 from broker.testing.fixtures import SMALL
 
@@ -147,3 +147,20 @@ def _check_nothing_stays(opens: Callable[[], object]) -> None:
         assert len(os.listdir("/proc/self/fd")) == before
     finally:
         gc.enable()
+
+
+class _Unreadable(Disk):
+    """The lock file cannot be looked at once it was opened."""
+
+    def entry(self, path: str) -> Entry | None:
+        if path.endswith("/lock"):
+            raise broker.StoreError(f"{path}: Input/output error")
+        return super().entry(path)
+
+
+def test_an_open_that_fails_locks_nobody_out(tmp_path: Path) -> None:
+    """Also as long as somebody has its error."""
+    with pytest.raises(broker.StoreError, match="Input/output error") as failed:
+        open_live(str(tmp_path / "store"), disk=_Unreadable(), layout=SMALL)
+    broker.open(tmp_path / "store").close()
+    assert failed.value

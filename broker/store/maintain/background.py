@@ -216,4 +216,3 @@ class BackgroundTasks:
             if thread.ident is not None and thread is not threading.current_thread():  # None: an interrupt in `start`
                 thread.join()
         self._threads.clear()
-        self._lock.close()
