@@ -33,7 +33,7 @@ class SentKeys:
         """Make the table, where it is not there yet; other processes may do so at the same moment."""
         make_tables(self.metadata, engine)
 
-    def first_time(self, session: Session, topic: str, key: str, window_ms: int, *, now_ms: int | None = None) -> bool:
+    def first_time(self, session: Session, topic: str, key: str, window_ms: int) -> bool:
         """Note a send in the session's transaction; False when the key was sent to the topic within the window.
 
         By the wall clock of this machine. Raises MessageRejected for what is not a key or a window, TransactionError
@@ -41,8 +41,7 @@ class SentKeys:
         """
         check_key(key, window_ms)
         session = sync_session_of(session, "app.send(..., dedup_key=...)", "await app.send_async(...)")
-        now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
-        rows = self.rows
+        now_ms, rows = time.time_ns() // 1_000_000, self.rows
         same = (rows.c.topic == topic) & (rows.c.dedup_key == key)
         if insert_once(session, rows, {"topic": topic, "dedup_key": key, "sent_ms": now_ms}):
             return True

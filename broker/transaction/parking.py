@@ -24,7 +24,7 @@ _QUEUE = 0
 _TRUE, _FALSE = "true", "false"
 
 
-def park_draft(half: Half, why: str, unique_key: str, now_ms: int, *, parks: bool, by: str = "") -> PendingRecord:
+def park_draft(half: Half, why: str, unique_key: str, now_ms: int, *, parks: bool) -> PendingRecord:
     """The record that parks a half message, or takes it back. It has no body to speak of: the half message has it."""
     if not isinstance(why, str):
         raise MessageRejected(f"the reason for which something is parked is text, not {shown(why)}")
@@ -36,7 +36,7 @@ def park_draft(half: Half, why: str, unique_key: str, now_ms: int, *, parks: boo
         PARKED_OFFSET: str(half.commitlog_offset),
         PARKED: _TRUE if parks else _FALSE,
     }
-    properties |= {name: value for name, value in ((WHY, why), (BY, by)) if value}
+    properties |= {WHY: why} if why else {}
     for name, value in properties.items():
         names.check(name, value)
     body = b"parked" if parks else b"unparked"

@@ -192,21 +192,20 @@ class Catalog:
         return [{name: value for name, value in row.items() if name not in ("id", "store_id")} for row in found]
 
 
-def attempts_of(store_path: str, url: str | None = None) -> dict[int, Attempt]:
-    """What the catalog of a store remembers, read without changing or making one; empty when there is none.
+def attempts_of(store_path: str) -> dict[int, Attempt]:
+    """What the catalog in a store remembers, read without changing or making one; empty when there is none.
 
     Raises BrokerError when its database cannot be read.
     """
     disk, paths = Disk(), Paths(store_path)
     file = read_store_file(disk, paths)
-    if file is None or (url is None and disk.entry(paths.catalog) is None):
+    if file is None or disk.entry(paths.catalog) is None:
         return {}
-    store_id = file.store_id
-    engine = _sqlite_to_read(paths.catalog) if url is None else engine_of(url, _WHAT)
+    engine = create_engine(_url(paths.catalog), creator=lambda: connect_to_read(paths.catalog))
     try:
         with _sentences(engine), engine.connect() as connection:
             columns = [_attempts.c[name] for name in _NAMES]
-            rows = connection.execute(select(*columns).where(_attempts.c.store_id == store_id))
+            rows = connection.execute(select(*columns).where(_attempts.c.store_id == file.store_id))
             return {row[0]: Attempt(*row) for row in rows}
     finally:
         engine.dispose()
@@ -226,10 +225,6 @@ def _sqlite(path: str) -> Engine:
         connection.execute("PRAGMA synchronous = NORMAL")
 
     return engine
-
-
-def _sqlite_to_read(path: str) -> Engine:
-    return create_engine(_url(path), creator=lambda: connect_to_read(path))
 
 
 def _url(path: str) -> URL:

@@ -63,7 +63,6 @@ class Build:
         self.claims: list[Claim] = []
         self.misfits: list[Misfit] = []  # of records, and of live queues
         self.ours = ours
-        self._slots_of_lost: dict[int, int] = {}
         paths = self.paths
         parts = [paths.consumequeue, paths.index, paths.state_table, paths.redo_log]
         for part in [*parts, paths.batchconsumequeue] if files.batch_topics else parts:

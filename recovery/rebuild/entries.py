@@ -45,11 +45,6 @@ class Claim:
     owner_offset: int
     owner_in_doubt: bool
 
-    @property
-    def is_in_doubt(self) -> bool:
-        """Whether one of the two is not settled: then the slot is needed by both."""
-        return self.lost_in_doubt or self.owner_in_doubt
-
     def as_json(self) -> dict[str, Any]:
         """Its public form."""
         return {

@@ -65,7 +65,6 @@ class StoreFiles:
         self.has_queues, self.has_index = self._is_directory(paths.consumequeue), self._is_directory(paths.index)
         self.has_queue_ext = self._is_directory(paths.consumequeue_ext)
         self.rocksdb = queue_database(paths, directory.disk)  # of queues, in place of files or beside them
-        self.has_batch_queues = self._is_directory(paths.batchconsumequeue)
         self.has_redo_log = self.engine == STATE_TABLE and self._is_directory(paths.redo_log)
         self.has_state_table = self._is_directory(self.table)
         self.index = self._numbered(paths.index) if self.has_index else []

@@ -14,7 +14,6 @@ from collections.abc import Iterable
 from broker.errors import CorruptRecord
 
 SEPARATOR = ","
-BATCH_SIZE_MAX = 4096  # transactionOpMsgMaxSize: a body grows no further once it has as many bytes
 _OFFSET_MAX = (1 << 63) - 1
 
 

@@ -55,7 +55,6 @@ class ReplicationMaster:
         self._sent: dict[int, int] = {}  # up to where each slave got the log: no report counts beyond
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener: asyncio.Server | None = None
-        self.sent_bytes = 0
 
     async def listen(self, address: str) -> None:
         """Open the port; it serves from `start` on. Raises BrokerError."""
@@ -209,7 +208,6 @@ class ReplicationMaster:
                 writer.write(b"".join(TransferHeader(at + place, len(part)).pack() + part for place, part in parts))
                 at += len(data)
                 self._sent[number] = at
-                self.sent_bytes += len(data)
                 await writer.drain()
                 continue
             try:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from itertools import islice
 
 from broker.errors import CorruptRecord
 from broker.format.consumequeue import Unit
@@ -106,10 +105,9 @@ class RocksDBQueue:
                 return
             yield _unit(value)
 
-    def values(self, start: int, count: int | None = None) -> Iterator[tuple[bytes, bytes]]:
-        """At most `count` keys and values as they stand there, from a queue offset on."""
-        first = layout.unit_key(self.topic, self.queue_id, start)
-        return islice(self._database.items(UNITS, first, self._prefix), count)
+    def values(self, start: int) -> Iterator[tuple[bytes, bytes]]:
+        """Keys and values as they stand there, from a queue offset on."""
+        return self._database.items(UNITS, layout.unit_key(self.topic, self.queue_id, start), self._prefix)
 
 
 def _unit(value: bytes) -> Unit:
