@@ -35,6 +35,9 @@ settings.load_profile("checkback")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Spark reads its defaults there, in whichever process a test starts it.
+os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).parent / "spark" / "conf"))
+
 _FILES_MAX = 300
 
 # The producers of these stores are those of another: their truth is kept once.

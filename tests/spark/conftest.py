@@ -30,7 +30,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """A session on this machine with two tasks at a time."""
-    settings = {"spark.sql.shuffle.partitions": "4", "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
-    session = sessions.session("local[2]", app="checkback-tests", memory="768m", config=settings)
+    session = sessions.session("local[2]", app="checkback-tests", memory="768m")
     yield session
     session.stop()
