@@ -373,5 +373,8 @@ def test_a_retainer_of_a_closed_store_is_closed(store: broker.LiveStore) -> None
     take(store, "billing", 5)
     retainer = Retainer(store)
     retainer.run(NOW, dry_run=True)
+    assert retainer._positions is not None
     retainer.close()
     retainer.close()
+    with pytest.raises(ValueError, match="released"):
+        retainer._positions.cells.position(0)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import subprocess
 import tempfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from broker.format.record.body import decompress
 from broker.format.sysflag import compression
 from recovery.scan import scan
 from recovery.verify.verifier import verify
+from tests.store.permissions import as_nobody
 
 STORES = [
     "rocketmq-3.1.5-clean",
@@ -28,7 +27,6 @@ STORES = [
     "rocketmq-5.3.3-killed",
 ]
 ELSEWHERE = {"RMQ_SYS_TRANS_HALF_TOPIC", "SCHEDULE_TOPIC_XXXX", "TRANS_CHECK_MAX_TIME_TOPIC"}
-NOBODY = 65534
 by_store = pytest.mark.parametrize("name", STORES)
 Golden = Callable[[str], Path]
 Truth = Callable[[str], list[dict[str, Any]]]
@@ -77,24 +75,6 @@ def picture(store: Path) -> dict[str, tuple[int, int, str]]:
         )
         for path in sorted(store.rglob("*"))
     }
-
-
-@contextmanager
-def as_nobody() -> Iterator[None]:
-    """As a user who may write nothing here; whoever runs the tests without being root is one already."""
-    if os.geteuid() != 0:
-        yield
-        return
-    groups = os.getgroups()
-    os.setgroups([])
-    os.setegid(NOBODY)
-    os.seteuid(NOBODY)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-        os.setegid(0)
-        os.setgroups(groups)
 
 
 def read_all(store: Path) -> tuple[int, str]:
