@@ -88,7 +88,7 @@ class _WatchedBody:
         return error
 
 
-class _NoAnswer:
+class _BlockAnswers:
     """Refuses `if consumer.process(...)`: true for each delivery, and nothing would be noted."""
 
     def __bool__(self) -> bool:
@@ -96,7 +96,7 @@ class _NoAnswer:
         raise TransactionError(f"{text}: write `with consumer.process(message, session) as first`, or first_time()")
 
 
-class Processing(_NoAnswer, OnlyWith):
+class Processing(_BlockAnswers, OnlyWith):
     """One message being processed. Entering returns whether it is the first time."""
 
     _statement = "consumer.process(message, session)"
@@ -148,7 +148,7 @@ class Processing(_NoAnswer, OnlyWith):
         return False
 
 
-class AsyncProcessing(_NoAnswer, OnlyAsyncWith):
+class AsyncProcessing(_BlockAnswers, OnlyAsyncWith):
     """The same for an async session: `async with consumer.process(message, session) as first:`."""
 
     _statement = "consumer.process(message, session)"
