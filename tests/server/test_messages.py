@@ -249,6 +249,8 @@ def test_what_is_sent_back_comes_again_and_is_given_up(serve: Serve, connect: Co
     client.request(Code.CONSUMER_SEND_MSG_BACK, fields | {"offset": again.commitlog_offset})
     (dead,) = client.pulled("reader", "%DLQ%billing")[1]
     assert (dead.reconsume_times, dead.body, dead.property_map["DELAY"]) == (2, b"bad", "0")
+    assert client.publish("orders", b"as RocketMQ's dead letters", DELAY="-1").code == Answer.SUCCESS
+    assert len(client.pulled("reader", "orders")[1]) == 2
     missing = client.request(Code.CONSUMER_SEND_MSG_BACK, fields | {"offset": 1 << 40})
     assert missing.code == Answer.SYSTEM_ERROR
 

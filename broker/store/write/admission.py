@@ -48,14 +48,17 @@ def _types(properties: Mapping[str, str], *, prepared: bool) -> tuple[str, ...]:
 
 
 def delay_level(properties: Mapping[str, str]) -> int:
-    """The delay level that a message asks for; 0 for none. Levels above the last mean the last.
+    """The delay level that a message asks for; 0 for none, as also for a number below 0: RocketMQ's dead letters state
+    -1. Levels above the last mean the last.
 
     Raises MessageRejected for what is not a level. RocketMQ: HookUtils.transformDelayLevelMessage (5.3.3).
     """
     said = properties.get(names.DELAY)
     if said is None:
         return 0
-    level = names.decimal(said, 9)
+    level = names.decimal(said.removeprefix("-"), 9)
+    if level is not None and said.startswith("-"):
+        return 0
     if level is None:
         raise MessageRejected(f"{names.DELAY} is a level from 1 to {len(parse_delay_levels())}, not {said!r:.40}")
     return min(level, len(parse_delay_levels()))
