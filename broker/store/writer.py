@@ -23,7 +23,7 @@ from broker.errors import BrokerError, StoreError, StoreLocked
 from broker.format.commitlog import MAGIC_BLANK, MAGIC_V1, MAGIC_V2
 from broker.store import engines
 from broker.store.disk.files import Disk
-from broker.store.disk.lock_calls import flock_holder
+from broker.store.disk.lock_calls import flock_holder, is_stopped
 from broker.store.disk.os_errors import closed_store
 from broker.store.disk.paths import Paths
 from broker.store.disk.store_lock import StoreLock
@@ -207,7 +207,10 @@ def _is_trusted(parts: StoreParts, *, alone: bool) -> bool:
 
 
 def _meet_others(parts: StoreParts) -> None:
-    """See that the append lock goes round: a process stopped while it holds it would block this one forever."""
+    """See that the locks go round: a process stopped while it holds one would block this one forever.
+
+    A flush may take longer than `JOIN_S`: of who holds its lock it is asked whether it is stopped.
+    """
     deadline = time.monotonic() + JOIN_S
     while not parts.append_lock.try_acquire():
         if time.monotonic() >= deadline:
@@ -217,6 +220,11 @@ def _meet_others(parts: StoreParts) -> None:
             raise StoreLocked(f"{text}. If it is stopped, continue or end it", path=parts.path)
         time.sleep(_POLL_S)
     parts.append_lock.release()
+    while (holder := flock_holder(parts.paths.sync_lock)) and is_stopped(holder):
+        if time.monotonic() >= deadline:
+            text = f"{parts.path}: process {holder} is stopped while it flushes the log"
+            raise StoreLocked(f"{text}: continue or end it", path=parts.path)
+        time.sleep(_POLL_S)
 
 
 class StoreWriter:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import multiprocessing
 import os
+import re
 import signal
 import threading
 import time
@@ -141,7 +142,33 @@ def test_who_joins_is_told_of_a_process_that_is_stopped(tmp_path: Path, monkeypa
     child.kill()
     child.join()
     assert told is not None
-    assert f"process {child.pid} has held the append lock" in str(told)
+    assert re.search(f"process {child.pid} (has held the append lock|is stopped while it flushes)", str(told))
+
+
+def test_who_joins_is_told_of_a_process_that_is_stopped_in_a_flush(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stored its message, and then waited for ever for the lock of the flush."""
+    store = open_writer(str(tmp_path), Disk(), SMALL)
+    holds = FORK.Event()
+
+    def flush() -> None:
+        with store.syncer.lock:
+            holds.set()
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    child = FORK.Process(target=flush)
+    child.start()
+    assert holds.wait(10)
+    assert child.pid
+    os.waitpid(child.pid, os.WUNTRACED)  # until it is stopped
+    monkeypatch.setattr("broker.store.writer.JOIN_S", 0.1)
+    with pytest.raises(StoreLocked, match=f"process {child.pid} is stopped while it flushes the log: continue or end"):
+        open_writer(str(tmp_path), Disk())
+    child.kill()
+    child.join()
+    open_writer(str(tmp_path), Disk()).close()
+    store.close()
 
 
 def test_the_last_to_leave_may_be_a_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,6 +109,15 @@ def flock_holder(path: str) -> int | None:
     return int(held[0][4]) if held and held[0][4].isdecimal() else None
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped, by SIGSTOP or a debugger, where the system reports it."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b") ")[2][:1] in (b"T", b"t")
+    except OSError:
+        return False
+
+
 def ofd_holder(lock: os.stat_result) -> int | None:
     """The process with an open-file-description lock on a file: the kernel names none, but each lists its own."""
     file = f":{lock.st_ino} "
