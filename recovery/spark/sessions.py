@@ -120,7 +120,10 @@ def session(
 def _reason(error: Exception) -> str:
     """What Spark says in a line. Py4J says first which call failed, then, behind a colon, what Java raised."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    return next((line.removeprefix(": ") for line in lines if line.startswith(": ")), lines[0])
+    reason = next((line.removeprefix(": ") for line in lines if line.startswith(": ")), lines[0])
+    if "stopped SparkContext" in reason:  # a driver that no master took for a minute stops itself
+        reason = "no master took the application. See that it runs, and that this machine reaches its port"
+    return reason
 
 
 @contextlib.contextmanager

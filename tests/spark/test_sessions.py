@@ -96,6 +96,10 @@ def test_what_is_not_a_master_is_refused(master: str) -> None:
             "[JAVA_GATEWAY_EXITED] Java gateway process exited.",
         ),
         ("", "RuntimeError"),
+        (
+            "An error occurred.\n: java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext.",
+            "no master took the application. See that it runs, and that this machine reaches its port",
+        ),
     ],
 )
 def test_the_reason_is_what_java_raised(said: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
