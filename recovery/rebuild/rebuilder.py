@@ -166,6 +166,7 @@ class Rebuilding:
                 with store.append_lock:
                     store.appender.heal()
                     self._scan(build, StoreFiles.open(self.path), start=self._end, end=store.control[Word.TAIL])
+                    refuse_break(StoreFiles.open(self.path, read_watermark(self.path, self.disk)), self._end)
                     self._finish(build)
                     report = self._report(build, StoreFiles.open(self.path), started)
                     self._refuse(report, accept)

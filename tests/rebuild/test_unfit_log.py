@@ -23,6 +23,18 @@ def test_a_damaged_log_is_no_source(tmp_path: Path) -> None:
         rebuild(path)
 
 
+@pytest.mark.parametrize("apply", [False, True])
+def test_a_log_that_breaks_off_below_what_was_published_is_no_source(tmp_path: Path, apply: bool) -> None:
+    """Zeros look like the end of the log; what its files name behind that was not passed over as right."""
+    path = store_of(tmp_path / "store", 60)
+    with open(path / "commitlog" / f"{0:020}", "r+b") as file:
+        end = len(file.read().rstrip(b"\0"))
+        file.seek(end - 300)
+        file.write(bytes(300))
+    with pytest.raises(CorruptStore, match=r"the log was published up to|the log ends at"):
+        rebuild(path, apply=apply)
+
+
 def test_a_record_that_fails_its_crc_changes_no_file(tmp_path: Path) -> None:
     """Its queue is one bit off: the live files are right, and with its unit another message's would be gone."""
     path = tmp_path / "store"
