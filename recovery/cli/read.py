@@ -85,8 +85,9 @@ def pending(
         show(screen.pending_halves(list(rest), parked))
     damages = [damage for damage in found.damages if damage.kind != "torn-tail"]
     if damages:
-        one = damages[0]
-        text = f"The CommitLog is damaged in {len(damages)} place(s), first at {one.commitlog_offset} ({one.file}): "
+        one = min(damages, key=lambda damage: damage.commitlog_offset)
+        count = len(damages) + max(found.wrong_crcs - 1, 0)
+        text = f"The CommitLog is damaged in {count} place(s), first at {one.commitlog_offset} ({one.file}): "
         fail(f"{text}ends may be lost there. Run: checkback verify {store}", CORRUPT)
     if (short := short_log(found.files, found.end_offset, [])) is not None:
         fail(f"{short.file}: {short.text}. Ends may be lost there. Run: checkback verify {store}", CORRUPT)

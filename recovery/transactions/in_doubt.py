@@ -22,6 +22,9 @@ from broker.format import properties as names
 from broker.format.commitlog import Record, decode
 from broker.store.disk.files import Missing
 from broker.transaction.events import Generation, TransactionState, target_topic
+from recovery.findings import CRC_MISMATCH
+from recovery.scan.native.columns import Wants
+from recovery.scan.record_at import record_at
 from recovery.scan.records import Records
 from recovery.scan.scanner import Damage, Scan
 from recovery.scan.spill import PARTITION_BYTES, Spill
@@ -81,7 +84,8 @@ class Pending:
     """The transactions in doubt of a store at `now_ms`; iterate once. `parked` takes those that were given up, too.
 
     `damages` is complete when the iteration begins to yield: where the log is damaged, an end may be lost, and what is
-    listed may have been settled. `end_offset` is the CommitLog offset where the log ended, then.
+    listed may have been settled. So it may where records fail their CRC: the first is among the damages, and
+    `wrong_crcs` counts them. `end_offset` is the CommitLog offset where the log ended, then.
     """
 
     def __init__(
@@ -98,17 +102,21 @@ class Pending:
         self._states = _WANTED if parked else _WANTED[:1]
         self._progress = progress
         self.damages: list[Damage] = []
+        self.wrong_crcs = 0
         self.generation = Generation.NONE
 
     def __iter__(self) -> Iterator[PendingHalf]:
         """The halves in log order."""
         tracker = TransactionTracker(self.files)
-        scan = Scan(self.files.commitlog, progress=self._advance)
+        scan = Scan(self.files.commitlog, progress=self._advance, wants=Wants(crc=True))
+        unsound: list[Damage] = []
         places = Spill(_PLACE, tracker.partitions)
         try:
             for records in scan:
                 tracker.add(records)
-            self.damages, self.generation, self.end_offset = scan.damages, tracker.generation, scan.end_offset
+                unsound = [*unsound, *self._unsound(records)][:1]
+            self.damages = [*scan.damages, *unsound]
+            self.generation, self.end_offset = tracker.generation, scan.end_offset
             for outcomes in tracker.outcomes():
                 self._keep(outcomes, places)
             for partition in range(places.count):
@@ -120,6 +128,17 @@ class Pending:
         finally:
             tracker.close()
             places.close()
+
+    def _unsound(self, records: Records) -> Iterator[Damage]:
+        """The records that fail their CRC: each may have been an end. The last of a live log may be whole by now."""
+        listing = self.files.commitlog
+        for number in records.bad_crcs().tolist():
+            place = int(records.offsets[number])
+            again = record_at(listing, place)
+            if again is None or len(again.bad_crcs()):
+                self.wrong_crcs += 1
+                size, file = int(records.sizes[number]), self.files.commitlog_file(place)
+                yield Damage("crc-mismatch", place, size, CRC_MISMATCH, file)
 
     def _advance(self, done: int) -> None:
         if self._progress is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import broker
 from broker.errors import CorruptStore
 from broker.format.consumequeue import UNIT_SIZE
 from recovery.rebuild.rebuilder import rebuild
@@ -66,6 +67,23 @@ def test_the_end_of_the_log_cannot_be_read(tmp_path: Path, capsys: pytest.Captur
     with pytest.raises(CorruptStore, match="the log ends at"):
         rebuild(store, apply=True, broker_is_stopped=True, still_s=0)
     assert {path: path.stat().st_mtime_ns for path in store.rglob("*")} == before
+
+
+def test_an_end_that_fails_its_crc_may_be_any_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One bit made a commit a plain message: its transaction was delivered, and is listed as in doubt."""
+    store = tmp_path / "store"
+    with broker.open(store, sync="os") as live:
+        half = live.transactions.prepare(broker.Message("Orders", b"body"), "shop")
+        live.transactions.commit(half)
+        end = max(record.commitlog_offset for record in live.records())
+    (segment,) = segments(store)
+    with segment.open("r+b") as file:
+        file.seek(end + 39)  # the last byte of its sys_flag
+        file.write(b"\0")
+    assert "crc-mismatch" in json.loads(run(capsys, "verify", store, "--json").out)["counts"]
+    ran = run(capsys, "pending", store)
+    assert (ran.code, len(ran.err.splitlines())) == (4, 1)
+    assert f"damaged in 1 place(s), first at {end} ({segment})" in ran.err
 
 
 @pytest.mark.parametrize("what", ["a bit of an index header", "a unit"])
