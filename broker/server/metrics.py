@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _REQUEST_BYTES, _REQUEST_S = 8192, 5.0
 Labels = dict[str, str]
+Ranges = dict[str, dict[int, tuple[int, int]]]  # (first, end) of each queue, by topic and queue id
 Sample = tuple[str, str, Labels, float]  # name, type, labels, value
 
 
@@ -37,26 +38,32 @@ def samples(context: ServerContext) -> Iterator[Sample]:
     yield "checkback_consumer_groups", "gauge", base, consumers
     yield "checkback_transactions_in_doubt", "gauge", base, len(store.transactions.in_doubt_slots())
     yield "checkback_transactions_parked", "gauge", base, len(store.transactions.parked())
-    ends: dict[tuple[str, int], int] = {}
+    ranges: Ranges = {}
     for topic in store.topics():
-        for queue_id in store.queues(topic):
-            ends[topic, queue_id] = queue_range(store, topic, queue_id)[1]
+        ranges[topic] = {queue_id: queue_range(store, topic, queue_id) for queue_id in store.queues(topic)}
         labels = {**base, "topic": topic}
-        yield "rocketmq_producer_offset", "gauge", labels, sum(end for name, end in ends.items() if name[0] == topic)
+        yield "rocketmq_producer_offset", "gauge", labels, sum(end for _, end in ranges[topic].values())
         yield "rocketmq_producer_tps", "gauge", labels, counters.recent(PUT, topic)[1]
+    subscribed = context.clients.clustered()
     for group in sorted(context.groups.all().groups):
-        yield from _of_group(context, base, group, ends)
+        yield from _of_group(context, base, group, subscribed.get(group, set()), ranges)
 
 
-def _of_group(context: ServerContext, base: Labels, group: str, ends: dict[tuple[str, int], int]) -> Iterator[Sample]:
+def _of_group(
+    context: ServerContext, base: Labels, group: str, subscribed: set[str], ranges: Ranges
+) -> Iterator[Sample]:
+    """How far a group is in its topics. Of a queue in which it has no position everything is before it: a topic may
+    have got more queues, and a group may have failed before its first message.
+    """
     if group == SCHEDULE_GROUP:
         return
     online = str(len(context.client_ids(group)))
     positions = context.positions.of_group(group)
-    for topic in sorted({topic for topic, _ in positions}):
-        queues = {name: at for name, at in positions.items() if name[0] == topic}
+    for topic in sorted({topic for topic, _ in positions} | subscribed & ranges.keys()):
+        queues = {queue_id: at for (name, queue_id), at in positions.items() if name == topic}
         labels = {**base, "group": group, "topic": topic}
-        lag = sum(max(0, ends.get(name, at) - at) for name, at in queues.items())
+        there = ranges.get(topic, {}).items()
+        lag = sum(max(0, end - queues.get(queue_id, first)) for queue_id, (first, end) in there)
         yield "rocketmq_consumer_offset", "gauge", labels, sum(queues.values())
         yield "rocketmq_group_diff", "gauge", {**labels, "countOfOnlineConsumers": online}, lag
         yield "rocketmq_consumer_tps", "gauge", labels, context.counters.recent(GET, f"{topic}@{group}")[1]

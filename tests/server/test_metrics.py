@@ -42,6 +42,23 @@ def test_what_is_behind_and_in_doubt_is_on_the_page(serve: Serve, connect: Conne
         get(server.metrics_address, "/etc/passwd")
 
 
+def test_what_a_group_has_not_begun_to_read_is_before_it(
+    serve: Serve, connect: Connect, store: broker.LiveStore
+) -> None:
+    """As mqadmin consumerProgress says: a topic that got more queues, and a group without any position."""
+    server = serve(metrics_port=0)
+    client = connect(server)
+    for queue_id in (0, 0, 3):
+        client.publish("orders", b"x", queue_id=queue_id)
+    for group in ("billing", "stuck"):
+        client.heartbeat(consumer=group, topics={"orders": "*"})
+    position = {"consumerGroup": "billing", "topic": "orders", "queueId": 0, "commitOffset": 2}
+    client.request(Code.UPDATE_CONSUMER_OFFSET, position)
+    page = get(server.metrics_address, "/metrics")
+    found = dict(re.findall(r'rocketmq_group_diff\{.*group="(\w+)",topic="orders".*\} (\d+)$', page, re.MULTILINE))
+    assert found == {"billing": "1", "stuck": "3"}
+
+
 def test_labels_are_escaped() -> None:
     text = exposition(iter([("a", "gauge", {"b": 'x"\\\n'}, 1.0)]))
     assert text == '# TYPE a gauge\na{b="x\\"\\\\\\n"} 1\n'
