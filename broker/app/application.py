@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from datetime import datetime
 from functools import partial
@@ -47,6 +46,7 @@ from broker.producing.destination import SendResult
 from broker.producing.named_transaction import coroutine_function, send_async
 from broker.producing.send_arguments import check_group, checked_topics
 from broker.store.disk.paths import path_of_store
+from broker.store.disk.thread_lock import ThreadLock
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine, MetaData
@@ -102,7 +102,7 @@ class App:
         self._topics: dict[str, TopicBody] = {topic: TopicBody() for topic in checked_topics(topics)}
         self._handlers: list[Handler] = []
         self._create_tables, self._options = create_tables, options
-        self._scopes, self._lock = Scopes(), threading.RLock()
+        self._scopes, self._lock = Scopes(), ThreadLock()
         self._store: LiveStore | None = None
         self._producers: tuple[frozenset[str], Producer | None, Producer] | None = None
 

@@ -7,11 +7,11 @@ what this process sends in 20 ms, and other processes between two counts.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 
 from broker.errors import BrokerError, NotPermitted
+from broker.store.disk.thread_lock import ThreadLock
 
 _RECOUNT_S = 0.02  # between two counts, at the least
 
@@ -22,7 +22,7 @@ class InDoubtLimit:
     def __init__(self, most: int, count: Callable[[], int], path: str) -> None:
         check_most(most)
         self._most, self._count, self._path = most, count, path
-        self._lock = threading.Lock()
+        self._lock = ThreadLock()
         self._counted, self._since = most, 0  # so that the first one is counted
         self._counted_s = float("-inf")
 

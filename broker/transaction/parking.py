@@ -6,7 +6,6 @@ the half is in doubt. The name of the topic is RocketMQ's, which moves the whole
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 
 from broker.errors import MessageRejected, shown
@@ -14,6 +13,7 @@ from broker.format import properties as names
 from broker.format.commitlog import Record
 from broker.format.topics import PARK_TOPIC
 from broker.message import ReceivedMessage
+from broker.store.disk.thread_lock import ThreadLock
 from broker.store.read.store import Store
 from broker.store.write.pending_record import PendingRecord, draft
 from broker.transaction.events import BY, PARKED, PARKED_OFFSET, WHY
@@ -97,7 +97,7 @@ class ParkTopic:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._lock = threading.Lock()
+        self._lock = ThreadLock()
         self._parked: dict[int, ParkNote] = {}
         self._next = 0
         self._by_key: dict[tuple[str, str], ParkNote] = {}  # RocketMQ's, by unique key and producer group

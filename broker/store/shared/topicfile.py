@@ -8,12 +8,12 @@ RocketMQ: TopicConfigManager.createTopicInSendMessageMethod, ConfigManager.persi
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
 from typing import NamedTuple
 
 from broker.format.config import MESSAGE_TYPE_ATTRIBUTE, PERM_WRITE, DataVersion, TopicConfig, encode_topics
 from broker.store.disk.files import Disk
+from broker.store.disk.thread_lock import ThreadLock
 from broker.store.read.config import read_topics
 from broker.store.read.directory import StoreDirectory
 
@@ -37,7 +37,7 @@ class TopicFile:
         self._path = self._directory.paths.config(_NAME)
         self._seen: tuple[int, int, int] | None = None
         self._looked_ms = -_LOOK_MS
-        self._looking = threading.Lock()
+        self._looking = ThreadLock()
         self._topics: dict[str, TopicConfig] = {}
         self._rules: dict[str, Rules] = {}
 

@@ -1,0 +1,91 @@
+"""Locks of threads: what another thread held at a fork is free in the child, which has no such thread."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import broker
+from broker.store.disk.thread_lock import ThreadLock
+from broker.testing.fixtures import SMALL
+
+WAIT_S = 20
+
+
+@contextmanager
+def held(lock: ThreadLock) -> Iterator[None]:
+    """Another thread has it."""
+    taken, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            taken.set()
+            done.wait(WAIT_S)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert taken.wait(WAIT_S)
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def in_child(work: Callable[[], object]) -> int:
+    """The status of a forked child that does some work; it ends by SIGALRM where it hangs."""
+    pid = os.fork()
+    if pid == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(WAIT_S)
+        status = 1
+        try:
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitpid(pid, 0)[1]
+
+
+def test_a_lock_that_another_thread_held_at_the_fork() -> None:
+    lock = ThreadLock()
+    with held(lock):
+        assert in_child(lambda: lock.acquire(blocking=False) or os._exit(2)) == 0
+        assert not lock.acquire(blocking=False)
+
+
+def test_a_lock_that_was_held_by_the_thread_that_forked() -> None:
+    lock = ThreadLock()
+
+    def leave() -> None:
+        lock.release()
+        assert lock.acquire(blocking=False)
+
+    with lock:
+        assert in_child(leave) == 0
+
+
+@pytest.mark.parametrize("which", ["topics", "in doubt", "application"])
+def test_a_child_sends_whatever_other_threads_did_at_the_fork(tmp_path: Path, which: str) -> None:
+    """It hung in its first send."""
+    with broker.open(tmp_path / "store", layout=SMALL, sync="os", in_doubt_max=9) as store:
+        producer = store.producer("shop", topics=["orders"], resolver=lambda _: None)
+        application = broker.App(tmp_path / "store", topics=["visits"])
+        admission = store._admission
+        assert admission.limit is not None
+        locks = {"topics": admission.topics._looking, "in doubt": admission.limit._lock}
+
+        def send() -> None:
+            admission.topics.look(0)
+            with producer.begin_transaction() as transaction:
+                producer.send(broker.Message("orders", b"1"), transaction)
+            application.send("visits", 1)
+
+        with held(locks.get(which, application._lock)):
+            assert in_child(send) == 0
