@@ -38,13 +38,20 @@ class GroupPosition:
 
 
 def positions(store: Store, group: str | None = None, topic: str | None = None) -> Iterator[GroupPosition]:
-    """From config/consumerOffset.json, which consumers write every 5 s and when they close."""
+    """From config/consumerOffset.json, which consumers write every 5 s and when they close.
+
+    A queue that has messages, and in which the group has no position yet, is before it from its first message on: the
+    topic got more queues while the group was not there.
+    """
     positions, paused = store.consumer_offsets().positions, paused_groups(store)
     for of_topic, of_group in sorted(positions, key=lambda key: (key[1], key[0])):
         if group in (None, of_group) and topic in (None, of_topic):
-            for queue_id, position in sorted(positions[of_topic, of_group].items()):
+            held = positions[of_topic, of_group]
+            for queue_id in sorted({*held, *store.queues(of_topic)}):
                 begin, end = store.queue_range(of_topic, queue_id)
-                yield GroupPosition(of_group, of_topic, queue_id, position, begin, end, of_group in paused)
+                if queue_id in held or end > begin:
+                    position = held.get(queue_id, begin)
+                    yield GroupPosition(of_group, of_topic, queue_id, position, begin, end, of_group in paused)
 
 
 def paused_groups(store: Store) -> set[str]:

@@ -104,6 +104,15 @@ def test_consumer_shows_how_far_behind_a_group_is(path: str) -> None:
     assert "billing" in run("consumer", path)
 
 
+def test_consumer_counts_the_queues_that_a_topic_got_while_the_group_was_not_there(path: str) -> None:
+    with broker.open(path, sync="os") as store:
+        store.create_topic("orders", queues=8, message_type="", change=True)
+        for _ in range(2):
+            store.append(broker.Message("orders", b"x"), queue_id=7)
+    rows = [one for one in json.loads(run("consumer", path, "--json")) if one["topic"] == "orders"]
+    assert {one["queue_id"]: one["lag"] for one in rows if one["lag"]} == {0: 1, 7: 2}
+
+
 @pytest.mark.parametrize(("to", "position"), [("first", 0), ("last", 3), ("1", 1), ("2000-01-01T00:00Z", 0)])
 def test_consumer_puts_a_group_back_or_forward(path: str, to: str, position: int) -> None:
     run("consumer", path, "billing", "--topic", "orders", "--reset", to, "--queue", "0")
