@@ -19,6 +19,7 @@ import pytest
 
 from broker.errors import StoreLocked
 from broker.store.disk.files import Disk
+from broker.store.disk.lock_calls import reopened
 from broker.store.disk.store_lock import StoreLock, is_held
 
 # From 3.12 on Python warns of a fork while other threads run, which is just what is tried here.
@@ -229,6 +230,29 @@ def test_a_child_of_who_is_alone_holds_nothing(path: str) -> None:
     assert other.try_exclusive()
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
+
+
+def test_a_fork_while_another_thread_closes_the_store(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number that the thread closed may be that of another file at once: the fork closed it again."""
+    lock = StoreLock(path)
+    assert lock.try_share()
+    number, closed = lock._descriptor, threading.Thread(target=lock.release)
+
+    def reopened_late(descriptor: int, path: str, disk: Disk) -> int:
+        closed.start()
+        closed.join(0.2)  # it waits until the fork is done
+        others.append(os.open("/dev/null", os.O_RDONLY))
+        return reopened(descriptor, path, disk)
+
+    others: list[int] = []
+    monkeypatch.setattr("broker.store.disk.store_lock.reopened", reopened_late)
+    lock.after_fork_in_parent()
+    closed.join()
+    assert number not in others
+    os.fstat(others[0])
+    assert lock._descriptor < 0
+    assert not is_held(path)
+    os.close(others[0])
 
 
 def test_without_open_file_description_locks(path: str, monkeypatch: pytest.MonkeyPatch) -> None:

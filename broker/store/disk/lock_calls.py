@@ -29,14 +29,20 @@ forked: weakref.WeakSet[Any] = weakref.WeakSet()
 """The locks of this process. After a fork each side opens its own: `after_fork` and `after_fork_in_parent`."""
 
 
+def _forked_now() -> list[Any]:
+    while True:
+        with contextlib.suppress(RuntimeError):  # another thread opened or dropped one at this moment
+            return list(forked)
+
+
 def _after_fork() -> None:
-    for lock in list(forked):
+    for lock in _forked_now():
         with contextlib.suppress(BaseException):  # what fails for one must not leave the next one its parent's
             lock.after_fork()
 
 
 def _after_fork_in_parent() -> None:
-    for lock in list(forked):
+    for lock in _forked_now():
         with contextlib.suppress(BaseException):
             lock.after_fork_in_parent()
 

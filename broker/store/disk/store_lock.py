@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
 import time
 
 from broker.errors import StoreError, StoreLocked
@@ -26,10 +27,11 @@ class StoreLock:
         self.held = ""  # or "shared" or "exclusive"
         self._disk = disk or Disk()
         self._descriptor = -1
+        self._threads = threading.RLock()  # around each use of the number: a fork replaces it, in the parent too
         forked.add(self)
 
     def __del__(self) -> None:
-        self.release()
+        self._drop()
 
     def try_exclusive(self) -> bool:
         """Take it alone, from nothing or from shared. False when others hold it: then what was held is still held."""
@@ -54,6 +56,10 @@ class StoreLock:
 
     def release(self) -> None:
         """Release it; nothing held is not an error. A forked child that shares it still holds it."""
+        with self._threads:
+            self._drop()
+
+    def _drop(self) -> None:
         descriptor, self._descriptor, self.held = self.__dict__.get("_descriptor", -1), -1, ""
         if descriptor >= 0:
             os.close(descriptor)  # never F_UNLCK: a child that was forked just now may not have its own yet
@@ -82,6 +88,10 @@ class StoreLock:
             os.close(descriptor)
 
     def _try(self, kind: str) -> bool:
+        with self._threads:
+            return self._try_alone(kind)
+
+    def _try_alone(self, kind: str) -> bool:
         while True:
             if self._descriptor < 0:
                 self._descriptor = self._disk.open_lock(self.path)
@@ -106,20 +116,21 @@ class StoreLock:
 
         Else a parent that closes the store before its child has run would take itself for the last to leave.
         """
-        shared = self._descriptor
-        if self.held != SHARED:
-            return
-        own = reopened(shared, self.path, self._disk)
-        if set_lock(own, SHARED):
-            self._descriptor = own
-            os.close(shared)
-        else:
-            os.close(own)
+        with self._threads:  # another thread may close the store now, and its number be that of another file
+            shared = self._descriptor
+            if self.held != SHARED:
+                return
+            own = reopened(shared, self.path, self._disk)
+            if set_lock(own, SHARED):
+                self._descriptor = own
+                os.close(shared)
+            else:
+                os.close(own)
 
     def after_fork(self) -> None:
         """In the child: a lock of its own before it releases its parent's, which it holds meanwhile."""
         inherited, held = self._descriptor, self.held
-        self._descriptor, self.held = -1, ""
+        self._threads, self._descriptor, self.held = threading.RLock(), -1, ""
         if inherited < 0:
             return
         try:
