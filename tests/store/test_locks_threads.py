@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 
 import broker
+from broker.store.disk.files import Disk
+from broker.store.disk.paths import Paths
 from broker.store.disk.thread_lock import ThreadLock
+from broker.store.read.kinds.rocksdb_queues import queue_database
 from broker.testing.fixtures import SMALL
 
 WAIT_S = 20
@@ -89,3 +92,30 @@ def test_a_child_sends_whatever_other_threads_did_at_the_fork(tmp_path: Path, wh
 
         with held(locks.get(which, application._lock)):
             assert in_child(send) == 0
+
+
+def test_a_child_opens_a_store_while_another_thread_of_its_parent_opens_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """functools.cached_property has one lock for all objects before Python 3.12."""
+    opening, done = threading.Event(), threading.Event()
+
+    def slowly(paths: Paths, disk: Disk) -> str | None:
+        if threading.current_thread() is thread:
+            opening.set()
+            done.wait(WAIT_S)
+        return queue_database(paths, disk)
+
+    def opened() -> None:
+        broker.open(tmp_path / "store", sync="os").close()
+
+    with broker.open(tmp_path / "store", layout=SMALL, sync="os") as store:
+        store.append(broker.Message("orders", b"1"))
+    monkeypatch.setattr("broker.store.read.kinds.every_queue.queue_database", slowly)
+    thread = threading.Thread(target=opened)
+    thread.start()
+    assert opening.wait(WAIT_S)
+    status = in_child(opened)
+    done.set()
+    thread.join()
+    assert status == 0

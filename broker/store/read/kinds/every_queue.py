@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from functools import cached_property
 from typing import Protocol
 
 from broker.format.consumequeue import BatchUnit, Unit
 from broker.store.disk.files import Missing
 from broker.store.disk.paths import is_topic_directory
+from broker.store.disk.thread_lock import ThreadLock
 from broker.store.read.consumequeue import ConsumeQueues
 from broker.store.read.directory import StoreDirectory
 from broker.store.read.fixedqueue import FixedQueue
@@ -86,17 +86,25 @@ class EveryQueue:
     def __init__(self, directory: StoreDirectory, consumequeues: ConsumeQueues) -> None:
         self._directory, self._files = directory, consumequeues
         self._batches = directory.paths.batchconsumequeue
+        self._opening = ThreadLock()  # not cached_property: before Python 3.12 all objects share its lock, forks or not
+        self._opened: list[RocksDBQueues | None] = []  # one, once it was looked for
 
     def close(self) -> None:
         """Release the RocksDB, where one was opened."""
-        if (opened := self.__dict__.pop("_in_rocksdb", None)) is not None:
-            opened.database.close()
+        with self._opening:
+            for opened in filter(None, self._opened):
+                opened.database.close()
+            self._opened.clear()
 
-    @cached_property
+    @property
     def _in_rocksdb(self) -> RocksDBQueues | None:
         """The queues that a broker keeps in a RocksDB, as they were when one was asked for first."""
-        path = queue_database(self._directory.paths, self._directory.disk)
-        return None if path is None or missing_extra() else RocksDBQueues(path, self._directory.disk)
+        with self._opening:
+            if not self._opened:
+                path = queue_database(self._directory.paths, self._directory.disk)
+                found = None if path is None or missing_extra() else RocksDBQueues(path, self._directory.disk)
+                self._opened.append(found)
+            return self._opened[0]
 
     def topics(self) -> list[str]:
         """The topics that have queues, sorted."""
