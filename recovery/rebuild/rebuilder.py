@@ -25,7 +25,7 @@ from broker.errors import BrokerError, CorruptStore, StoreError
 from broker.format import consumequeue, index, redolog, statetable
 from broker.format.checkpoint import Checkpoint, encode
 from broker.store.disk.files import Disk, Missing
-from broker.store.disk.paths import Paths
+from broker.store.disk.paths import Paths, given_path
 from broker.store.disk.store_lock import StoreLock
 from broker.store.maintain.checkpointing import checkpoint_as_is
 from broker.store.read.checkpoint import read_checkpoint
@@ -87,7 +87,7 @@ def rebuild(
     `apply` StoreLocked or StoreError when another program may be at work on the store, StoreError when two halves claim
     one slot and one is in doubt, NotUnderstood when the store holds what checkback cannot make, StoreFull, SyncFailed.
     """
-    text, disk = os.fspath(path).rstrip(os.sep) or os.sep, disk or Disk()
+    text, disk = given_path(path), disk or Disk()
     started, make = time.monotonic(), kind or Rebuilding
     files = StoreFiles.open(text)  # a wrong path is reported first
     check_log(Paths(text), disk)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from broker.errors import CorruptStore, StoreError
 from broker.store.disk.files import Disk
-from broker.store.disk.paths import Paths
+from broker.store.disk.paths import Paths, given_path
 from broker.store.disk.store_lock import StoreLock
 from broker.store.maintain.checkpointing import checkpoint_as_is
 from broker.store.read.layout import read_store_file
@@ -41,7 +41,7 @@ def undo(
     Raises StoreError when nothing is to be taken back or the store was written to since, StoreLocked when a broker may
     be at work, CorruptStore when the kept files are no longer what they were.
     """
-    text, disk = os.fspath(path).rstrip(os.sep) or os.sep, disk or Disk()
+    text, disk = given_path(path), disk or Disk()
     paths = Paths(StoreFiles.open(text).path)
     _chosen(disk, paths, which)  # a wrong name is refused before anything is opened
     if read_store_file(disk, paths) is not None:

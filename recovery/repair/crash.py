@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from broker.store.disk.files import Disk
-from broker.store.disk.paths import Paths
+from broker.store.disk.paths import Paths, given_path
 from broker.store.read.detect import check_is_store
 from broker.store.read.inventory import refusal as not_understood
 from broker.store.recover.cases import Case, CaseVerdict, case_of
@@ -49,7 +49,7 @@ class RecoveryReport:
 
 def survey(path: str | os.PathLike[str], *, disk: Disk | None = None) -> Survey:
     """What is there. Changes nothing. Raises NotAStore, StoreError."""
-    text, disk = os.fspath(path).rstrip(os.sep) or os.sep, disk or Disk()
+    text, disk = given_path(path), disk or Disk()
     check_is_store(text, disk)
     return look(text, disk)
 

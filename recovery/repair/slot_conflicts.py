@@ -20,6 +20,7 @@ import numpy as np
 
 from broker.format.sysflag import TransactionType
 from broker.store.disk.files import Disk
+from broker.store.disk.paths import given_path
 from broker.store.write.pending_record import check_size
 from broker.store.writer import StoreWriter, open_writer
 from broker.transaction.ends import moved
@@ -64,7 +65,7 @@ def move(
 
     Raises what `recovery.repair.crash.apply` raises, and TransactionError for a half that only its own broker can end.
     """
-    text, disk = os.fspath(path), disk or Disk()
+    text, disk = given_path(path), disk or Disk()
     made = crash.plan(crash.survey(text, disk=disk))
     if made.is_needed:
         crash.apply(made, broker_is_stopped=broker_is_stopped, disk=disk, still_s=still_s, wait=wait, move=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,8 @@ import pyarrow as pa
 from broker.format import properties as names
 from broker.format.commitlog import MAGIC_V2
 from broker.format.sysflag import BORN_IPV6, STORE_IPV6
+from broker.store.disk.paths import given_path
+from broker.store.read.store import check_whole
 from broker.transaction.events import EventKind
 from recovery.scan.framing import walk
 from recovery.scan.kinds import Kinds
@@ -198,15 +200,27 @@ def scan(
     `start` may lie anywhere: the scan begins at the first true record at or after it. `end` None: to the end that the
     log has now; `columns` None: all, in the order of COLUMNS. Damage is passed over; `Scan` says what it was.
 
-    Raises ValueError for `rows` below 1 and for no column at all, KeyError for a column there is not; at the first
-    batch NotAStore where there is none, StoreError for files that this user may not read.
+    Raises ValueError for `rows` below 1 and for no column at all, KeyError for a column there is not, BrokerError for a
+    number or a path that is none; at the first batch NotAStore where there is none, StoreError for files that this user
+    may not read.
     """
+    given_path(path)
+    for name, number in (("start", start), ("end", 0 if end is None else end), ("rows", rows)):
+        check_whole(name, number)
     if rows < 1:
         raise ValueError(f"a batch has at least 1 row, not {rows}")
-    if columns is not None and (isinstance(columns, str) or not columns):
-        raise ValueError(f'columns is a list of names, as ["kind"], or None for all columns, not {columns!r}')
+    if columns is not None:
+        columns = _names_of(columns)
     schema_of(columns)
     return _scanned(path, start, end, columns, rows)
+
+
+def _names_of(columns: object) -> tuple[str, ...]:
+    """The names of columns, also from what can be iterated over only once."""
+    names_given = tuple(columns) if isinstance(columns, Iterable) and not isinstance(columns, str | bytes) else ()
+    if not names_given:
+        raise ValueError(f'columns is a list of names, as ["kind"], or None for all columns, not {columns!r:.200}')
+    return names_given
 
 
 def _scanned(

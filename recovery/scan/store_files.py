@@ -21,7 +21,7 @@ from broker.format.index import HEADER_SIZE, IndexHeader
 from broker.format.statetable import Slot
 from broker.format.topics import BATCH_QUEUE, LMQ_PREFIX, QUEUE_TYPE
 from broker.store.disk.files import Disk, Entry, Missing
-from broker.store.disk.paths import STATE_TABLE, is_topic_directory
+from broker.store.disk.paths import STATE_TABLE, given_path, is_topic_directory
 from broker.store.disk.store_lock import is_held
 from broker.store.read.detect import check_is_store
 from broker.store.read.directory import StoreDirectory
@@ -78,9 +78,7 @@ class StoreFiles:
     @classmethod
     def open(cls, path: str | os.PathLike[str], watermark: Watermark | None = None) -> Self:
         """The store at a path. Raises NotAStore, or StoreError where this user may not look."""
-        text = os.fspath(path)
-        text = text if text == os.sep else text.rstrip(os.sep)
-        disk = Disk()
+        text, disk = given_path(path), Disk()
         check_is_store(text, disk)
         return cls(StoreDirectory(text, disk), watermark)
 

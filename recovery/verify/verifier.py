@@ -22,6 +22,7 @@ from typing import NamedTuple, Protocol
 from broker.compiled import fast
 from broker.format import properties as names
 from broker.store.disk.files import Disk, Missing
+from broker.store.disk.paths import given_path
 from broker.store.recover.watermark import Watermark, has_moved, log_begin, read_watermark
 from broker.transaction.events import Generation
 from recovery.findings import Findings, Report
@@ -85,7 +86,7 @@ def verify(
     def verify_up_to(mark: Watermark | None) -> Report:
         return Verification(StoreFiles.open(path, mark), progress, observers).run()
 
-    return verify_by(os.fspath(path), Disk(), verify_up_to)
+    return verify_by(given_path(path), Disk(), verify_up_to)
 
 
 def verify_by(

@@ -14,10 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.errors import CorruptRecord, MessageRejected, NotAStore
+from broker.errors import BrokerError, CorruptRecord, MessageRejected, NotAStore
 from broker.format.commitlog import BLANK_SIZE, BODY_AT, MAGIC_BLANK, MAGIC_V2, Record, decode, encode
+from recovery.rebuild import rebuild
+from recovery.repair.crash import survey
 from recovery.scan import scan
 from recovery.scan.arrow import COLUMNS, SCHEMA, batches
+from recovery.verify import verify
 from tests.format.strategies import records
 from tests.scan.effort import tries
 from tests.scan.logs import Log, Wanted, logs
@@ -195,10 +198,29 @@ def _one() -> bytes:
         ({"rows": -1}, "at least 1 row, not -1"),
         ({"columns": []}, "a list of names"),
         ({"columns": "kind"}, "a list of names"),
+        ({"columns": 5}, "a list of names"),
+        ({"rows": None}, "rows is a whole number, not None"),
+        ({"start": "0"}, "start is a whole number"),
+        ({"end": 1.5}, "end is a whole number"),
         ({"columns": ["kind", "colour"]}, "no column colour; it has commitlog_offset"),
     ],
 )
 def test_what_would_give_too_few_rows_is_refused(asked: dict[str, Any], sentence: str) -> None:
     """A batch of -1 rows, or of no columns, was none: a sum of rows was 0, without a word. At the call, not later."""
-    with pytest.raises((ValueError, KeyError), match=sentence):
+    with pytest.raises((ValueError, KeyError, BrokerError), match=sentence):
         scan("shop.store", **asked)
+
+
+def test_columns_that_can_be_iterated_over_once(tmp_path: Path) -> None:
+    """They were checked, and then gone: there was one batch of no rows."""
+    log = Log(4096)
+    log.append(Wanted())
+    found = list(scan(log.write(tmp_path / "store"), columns=(name for name in ["topic", "kind"])))
+    assert [(batch.num_rows, batch.schema.names) for batch in found] == [(1, ["topic", "kind"])]
+
+
+@pytest.mark.parametrize("path", [None, b"shop.store", "", 5])
+@pytest.mark.parametrize("call", [scan, verify, rebuild, survey])
+def test_what_is_no_path_is_told_in_a_sentence(call: Callable[[Any], object], path: object) -> None:
+    with pytest.raises(BrokerError, match="the path of a store is a str or a "):
+        call(path)

@@ -221,12 +221,11 @@ class Paths:
         return os.path.join(self.store, *names)
 
 
-def path_of_store(path: object) -> str:
-    """The path that a caller gave, as text, absolute and without a slash at its end; symbolic links stay in it.
+def given_path(path: object) -> str:
+    """The path that a caller gave, as text without a slash at its end.
 
-    A store is opened once and used for long: a relative path would mean another directory when the process changes its
-    own. Raises BrokerError for what cannot be one: None, bytes, an empty text, the address of a cluster, text that the
-    system cannot write in a name; and for a relative path in a directory that was deleted.
+    Raises BrokerError for what cannot be one: None, bytes, an empty text, the address of a cluster, text that the
+    system cannot write in a name.
     """
     text = path if isinstance(path, str) else path.__fspath__() if isinstance(path, os.PathLike) else None
     if not isinstance(text, str) or not text:
@@ -235,7 +234,16 @@ def path_of_store(path: object) -> str:
     if text.startswith("rocketmq://"):
         raise BrokerError(f"{text} names a cluster, and broker.open opens a directory: use broker.connect")
     _check_encodes(text)
-    return _absolute(text).rstrip(os.sep) or os.sep
+    return text.rstrip(os.sep) or os.sep
+
+
+def path_of_store(path: object) -> str:
+    """`given_path`, absolute; symbolic links stay in it.
+
+    A store is opened once and used for long: a relative path would mean another directory when the process changes its
+    own. Raises BrokerError also for a relative path in a directory that was deleted.
+    """
+    return _absolute(given_path(path)).rstrip(os.sep) or os.sep
 
 
 def _check_encodes(text: str) -> None:
