@@ -17,9 +17,9 @@ from broker.format import properties as names
 from broker.format.commitlog import decode
 from broker.format.record.recordcrc import record_crc_reserve
 from broker.format.sysflag import TransactionType
-from broker.message import Message
+from broker.message import Message, check_texts
 from broker.store.engines.state_table import STATE_TABLE
-from broker.store.write.compose import Composed, Origin
+from broker.store.write.compose import Composed, Origin, Statement, statement_of
 from broker.store.write.pending_record import Appended, PendingRecord, draft_of, with_texts
 from broker.transaction.events import BY, MOVED_FROM, WHY, TransactionState
 from broker.transaction.service import Ended, Half, HalfReference, Reference
@@ -126,6 +126,17 @@ def wrong_half(half: Reference, reason: str) -> TransactionError:
     return TransactionError(text, message_id=id_of(half))
 
 
+def half_statement(
+    message: Message, group: object, queue_id: int, extra: Mapping[str, str] | None, origin: Origin | None
+) -> Statement:
+    """What the record of a half message will say. Raises MessageRejected, also for a group that is not text."""
+    if not isinstance(group, str) or not group:
+        raise MessageRejected("a half message needs a producer group, as text: it says whom to ask how it ended")
+    if not group.isascii():
+        check_texts("producer group", group)
+    return statement_of(message, queue_id=queue_id, extra=extra, group=group, is_local=origin is None)
+
+
 def check_reference(half: object) -> None:
     """Raises TransactionError for what names no half message: the result of a send, a message, an offset."""
     if isinstance(half, Half):
@@ -133,7 +144,7 @@ def check_reference(half: object) -> None:
     if not isinstance(half, HalfReference):
         raise TransactionError(f"a transaction is named by the Half that prepare() returned, not by {shown(half)}")
     offset, slot, group = half
-    if not (_is_number(offset) and _is_number(slot) and isinstance(cast(object, group), str)):
+    if not (_is_number(offset) and _is_number(slot) and _is_text(group)):
         text = "a HalfReference has a CommitLog offset, a slot and the name of a producer group"
         raise TransactionError(f"{text}: {half!r:.200} is none")
 
@@ -152,6 +163,11 @@ def _is_number(value: object) -> bool:
         return -_NUMBERS <= operator.index(cast(SupportsIndex, value)) < _NUMBERS
     except TypeError:  # of anything else: text, a float, an array
         return False
+
+
+def _is_text(value: object) -> bool:
+    """Whether it is text that UTF-8 can write."""
+    return isinstance(value, str) and (value.isascii() or not any("\ud800" <= sign <= "\udfff" for sign in value))
 
 
 @lru_cache(maxsize=4096)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from itertools import islice
 
-from broker.errors import CorruptRecord, CorruptStore, MessageRejected, TransactionError
+from broker.errors import CorruptRecord, CorruptStore, TransactionError
 from broker.format import properties as names
 from broker.format.commitlog import Record
 from broker.format.statetable import SLOT_SIZE, Slot
@@ -21,7 +21,7 @@ from broker.format.sysflag import TransactionType
 from broker.format.topics import SCHEDULE_TOPIC
 from broker.message import Message, ReceivedMessage
 from broker.store.shared.control import Word
-from broker.store.write.compose import KEPT_FLAGS, Origin, Statement, compose_half, statement_of
+from broker.store.write.compose import KEPT_FLAGS, Origin, Statement, check_arguments, compose_half
 from broker.store.write.dispatch import prepared_slots
 from broker.store.write.pending_record import Appended, PendingRecord, check_size
 from broker.store.write.uniquekey import new_unique_key
@@ -33,6 +33,7 @@ from broker.transaction.ends import (
     ended_before,
     from_origin,
     group_item,
+    half_statement,
     new_ended,
     new_half,
     wrong_half,
@@ -128,8 +129,13 @@ class StateTableService(TransactionalMessageService):
     ) -> Half:
         """A half message in the log; nobody has waited for the disk."""
         self._admission.check_transactions()
-        statement = self._statement(message, group, queue_id, extra, origin)
-        if (half := self._compiled(message, group, queue_id, statement, origin)) is not None:
+        statement = half_statement(message, group, queue_id, extra, origin)
+        try:
+            half = self._compiled(message, group, queue_id, statement, origin)
+        except (AttributeError, TypeError):
+            check_arguments(message, queue_id, extra, origin)
+            raise
+        if half is not None:
             return half
         composed = compose_half(
             message, self._admission, statement, self._engine, queue_id=queue_id, size_max=self._record_bytes_max,
@@ -137,13 +143,6 @@ class StateTableService(TransactionalMessageService):
         )  # fmt: skip
         placed = self._appender.append_one(composed.record)
         return new_half(composed, message, queue_id, group, placed, origin)
-
-    def _statement(
-        self, message: Message, group: object, queue_id: int, extra: Mapping[str, str] | None, origin: Origin | None
-    ) -> Statement:
-        if not isinstance(group, str) or not group:
-            raise MessageRejected("a half message needs a producer group, as text: it says whom to ask how it ended")
-        return statement_of(message, queue_id=queue_id, extra=extra, group=group, is_local=origin is None)
 
     def _compiled(
         self, message: Message, group: str, queue_id: int, statement: Statement, origin: Origin | None
@@ -170,7 +169,7 @@ class StateTableService(TransactionalMessageService):
         """See TransactionalMessageService."""
         if not self._admission.check_transactions(at_once=True):
             return None
-        statement = self._statement(message, producer_group, queue_id, extra_properties, origin)
+        statement = half_statement(message, producer_group, queue_id, extra_properties, origin)
         return self._compiled(message, producer_group, queue_id, statement, origin)
 
     # End
@@ -299,6 +298,7 @@ class StateTableService(TransactionalMessageService):
 
     def message(self, half: Half) -> ReceivedMessage:
         """See TransactionalMessageService."""
+        check_reference(half)
         return self._engine.received(self._record(half.commitlog_offset))
 
     def _record(self, commitlog_offset: int) -> Record:

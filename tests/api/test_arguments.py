@@ -98,12 +98,18 @@ MISTAKES: dict[str, Call] = {
     "a batch of bodies": lambda store: store.append_batch([b"x"]),
     "a batch for no queue": lambda store: store.append_batch([MESSAGE], queue_id=None),
     "a batch with properties of text": lambda store: store.append_batch([MESSAGE], extra_properties="a=b"),
+    "a batch with one flag": lambda store: store.append_batch([MESSAGE], flags=1),
     "prepare text": lambda store: store.transactions.prepare("carts", "shop"),
     "prepare for a group of bytes": lambda store: store.transactions.prepare(MESSAGE, b"shop"),
+    "prepare for half a group": lambda store: store.transactions.prepare(MESSAGE, "\ud800"),
+    "prepare for half a queue": lambda store: _half(store, queue_id=0.5),
+    "prepare from a host": lambda store: _half(store, origin="127.0.0.1"),
     "prepare for a queue of text": lambda store: store.transactions.prepare(MESSAGE, "shop", queue_id="0"),
     "prepare with properties of text": lambda store: store.transactions.prepare(MESSAGE, "g", extra_properties="a"),
     "commit a message": lambda store: store.transactions.commit(MESSAGE),
     "roll back what is not there": lambda store: store.transactions.rollback(None),
+    "the message of an offset": lambda store: store.transactions.message(0),
+    "commit for half a group": lambda store: store.transactions.commit(_half(store)._replace(producer_group="\ud800")),
     "the state of an id": lambda store: store.transactions.state("7F00000100002A9F0000000000000000"),
     "a half message at a text": lambda store: store.transactions.half("0"),
     "park an offset": lambda store: store.transactions.park(0, "why"),
@@ -187,6 +193,14 @@ class Answer:
 
 def _ledger(store: Any, **options: Any) -> Any:
     return broker.Ledger(create_engine(f"sqlite:///{store.path}.db"), **options)
+
+
+def _half(store: Any, **options: Any) -> broker.HalfReference:
+    """A half message for a topic that has one already, and what names it."""
+    message = broker.Message("halves", b"x")
+    store.transactions.prepare(message, "shop")
+    half: broker.Half = store.transactions.prepare(message, "shop", **options)
+    return half.reference
 
 
 def _plain(store: Any) -> Any:

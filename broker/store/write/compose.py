@@ -271,6 +271,8 @@ def compose_batch(
         if not isinstance(extra, list | tuple) or len(extra) not in (0, len(messages)):
             text = "extra_properties is a list with a dict for each message"
             raise MessageRejected(f"{text}, not {shown(extra)}") from None
+        if not isinstance(flags, list | tuple) or len(flags) not in (0, len(messages)):
+            raise MessageRejected(f"flags is a list with a number for each message, not {shown(flags)}") from None
         for number, message in enumerate(messages):
             check_arguments(message, queue_id, extra[number] if extra else None, origin)
         raise
