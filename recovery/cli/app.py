@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import click
 
 from broker.errors import BrokerError, CorruptStore, StoreLocked
+from broker.store.disk.os_errors import FULL
 from recovery.cli.declaration import Abort, ClickException, Exit, Option, VerbCommand, VerbGroup, program
 from recovery.cli.shared import (
     ANALYSE,
@@ -211,14 +212,21 @@ def _sentences() -> Iterator[None]:
     except MemoryError:
         fail("There is not enough memory for this.", DEFECT)
     except OSError as error:
-        place = f"{error.filename}: " if error.filename else ""
-        fail(f"{place}{error.strerror or error}", USAGE)
+        fail(_system_error(error), USAGE)
     except Exception as error:  # noqa: BLE001 - the last resort: nobody sees a traceback unasked
         needed = missing_extra(error) if isinstance(error, ModuleNotFoundError) else None
         if needed is not None:
             fail(needed, USAGE)
         text = f"checkback has a defect here: {type(error).__name__}: {error}. See the details with {DEBUG}=1"
         fail(text, DEFECT)
+
+
+def _system_error(error: OSError) -> str:
+    """What the system refused; what has no file and does not fit went to standard output."""
+    reason = str(error.strerror or error)
+    if error.filename:
+        return f"{error.filename}: {reason}"
+    return f"standard output: {reason}. What was done before stays done" if error.errno in FULL else reason
 
 
 @contextmanager
@@ -261,7 +269,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except KeyboardInterrupt:
         warn("Interrupted.")
         sys.exit(INTERRUPTED)
-    except OSError:  # of click: it cannot write how the command is used
+    except OSError as error:  # of click: it cannot write how the command is used
+        warn(_system_error(error))
         sys.exit(USAGE)
     sys.exit(WELL)
 

@@ -346,7 +346,10 @@ def test_output_that_nobody_takes(golden: Golden) -> None:
     head = process("dump", path, into="| head -n 1")
     assert (head.code, head.err, len(head.out.splitlines())) == (141, "", 1)
     full = process("dump", path, into="> /dev/full")
-    assert (full.code, full.err) == (2, "checkback: No space left on device\n")
+    told = "checkback: standard output: No space left on device. What was done before stays done\n"
+    assert (full.code, full.err) == (2, told)
+    version = process("--version", into="> /dev/full")
+    assert (version.code, version.err) == (2, told)
     for words in (["info", path / "none"], ["info"], ["no-such-verb"]):
         assert process(*words, into="2> /dev/full").code == 2, "1 would be findings"
     closed = process("info", path, into=">&-")
