@@ -98,6 +98,7 @@ def _make_directories(paths: Paths, disk: Disk) -> None:
     if disk.entry(paths.store) is None:
         disk.create_directory(paths.store, in_store=False)
     _make(disk, paths.commitlog, paths.own, paths.consumequeue, paths.index)
+    disk.check_renames(paths.own, paths.consumequeue)
 
 
 def _make(disk: Disk, *directories: str) -> None:

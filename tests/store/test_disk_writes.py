@@ -6,15 +6,18 @@ import errno
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+import broker
 from broker.errors import StoreError, StoreFull, SyncFailed
 from broker.store.disk import platform_info as machine
 from broker.store.disk.files import Disk, Missing, NotSupported
 from broker.testing.crash_disk import CrashDisk
+from broker.testing.fixtures import SMALL
 from tests.store.permissions import NOBODY
 
 DISK = Disk()
@@ -158,6 +161,37 @@ def test_exchange_where_there_is_none(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(ctypes, "CDLL", lambda *_args, **_options: object())
     with pytest.raises(NotSupported):
         DISK.exchange(str(tmp_path / "a"), str(tmp_path / "b"))
+
+
+@contextmanager
+def mounted(options: list[str], point: Path) -> Iterator[None]:
+    """A tmpfs, or another directory of the same file system, at an empty directory."""
+    point.mkdir(exist_ok=True)
+    done = subprocess.run(["mount", *options, str(point)], capture_output=True, check=False, text=True)
+    if done.returncode:
+        pytest.skip(f"cannot mount here: {done.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(point)], check=True)
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_a_queue_on_another_mount_is_refused_before_a_record_exists(tmp_path: Path, bound: bool) -> None:
+    """The record was in the log, its unit could not be written, and no process could append or recover any more."""
+    (tmp_path / "other").mkdir()
+    options = ["--bind", str(tmp_path / "other")] if bound else ["-t", "tmpfs", "tmpfs"]
+    path = tmp_path / "store"
+    with broker.open(path, layout=SMALL) as store:
+        store.append(broker.Message("orders", b"1"))
+        with mounted(options, path / "consumequeue" / "new"):
+            with pytest.raises(StoreError, match=r"is another file system, or another mount, than .*begun, from which"):
+                store.append(broker.Message("new", b"2"))
+            end = store.append(broker.Message("orders", b"3")).end
+        assert store.end_offset == end
+    refused = pytest.raises(StoreError, match=r"consumequeue is another file system, .* than .*checkback, from which")
+    with mounted(options, path / "consumequeue"), refused:
+        broker.open(path)
 
 
 def test_names(tmp_path: Path) -> None:

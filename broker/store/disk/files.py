@@ -14,6 +14,7 @@ flush it later or can do without.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from dataclasses import dataclass
@@ -295,6 +296,18 @@ class Disk(Calls):
         self._rename(old, new)
         if durable:
             self._force_directories(old, new)
+
+    def check_renames(self, source: str, target: str) -> None:
+        """Raises StoreError where no name can move from one directory to another. Changes nothing."""
+        name, crosses = "nothing-has-this-name", False
+        try:
+            crosses = os.stat(source).st_dev != os.stat(target).st_dev  # of btrfs, a subvolume
+            os.rename(os.path.join(source, name), os.path.join(target, name))
+        except OSError as error:
+            crosses = crosses or error.errno == errno.EXDEV  # Linux says so first, of two mounts of one disk, too
+        if crosses:
+            text = f"{target} is another file system, or another mount, than {source}, from which files are moved to it"
+            raise StoreError(f"{text}. Put both on one: a copy in place of the link or the mount", path=target)
 
     def exchange(self, path_a: str, path_b: str, *, durable: bool = True) -> None:
         """Swap two files or directories in one step. Raises NotSupported, with nothing changed, where it takes more."""

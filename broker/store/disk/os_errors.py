@@ -89,6 +89,9 @@ def refused(error: OSError, path: str, needed_bytes: int = 0) -> StoreError:
         return StoreError(f"{path} may not be written by this user ({reason}). {_owner(path, 'write')}", path=path)
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return _too_many_open(path, reason)
+    if error.errno == errno.EXDEV:
+        text = f"{path} cannot be moved to another file system, or another mount. Put the whole store on one"
+        return StoreError(text, path=path)
     return StoreError(
         f"{path} cannot be written: {reason}. See that the disk is well and is mounted for writing", path=path
     )

@@ -189,6 +189,7 @@ class UnitQueue(MappedQueue):
         for directory in (self.directory, os.path.dirname(path)):
             if self.disk.entry(directory) is None:
                 self.disk.create_directory(directory)
+        self.disk.check_renames(os.path.dirname(path), self.directory)  # later, with the record, it would be too late
         if not self._is_whole(path):
             self.disk.allocate(path, self.file_size, durable=False)
         opened = self.disk.open_map(path, self.file_size)
