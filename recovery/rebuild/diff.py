@@ -205,14 +205,24 @@ def _of_index(build: Build, live: StoreFiles, disk: Disk, end: int) -> Iterator[
     kept = (live.commitlog.begin, end)
     made = _items(open_index(_index_of(build, disk), Findings(), capacity=build.index.counts), kept)
     held_files = open_index(live.index_now(), findings, is_growing=live.is_index_growing, capacity=live.index_counts)
-    yield from _of_runs("index", directory, made, _items(held_files, kept))
+    yield from _of_runs("index", directory, made, _items(held_files, kept), _items_differ)
     for file in held_files:
         Chains(file, findings).check()
     if len(findings):
         yield Difference("index", "chains", len(findings), directory, 0)
 
 
-def _of_runs(part: str, directory: str, made: Iterator[Rows], held: Iterator[Rows]) -> Iterator[Difference]:
+def _rows_differ(made: Rows, held: Rows) -> npt.NDArray[np.bool_]:
+    return np.asarray((made != held).any(axis=1))
+
+
+def _of_runs(
+    part: str,
+    directory: str,
+    made: Iterator[Rows],
+    held: Iterator[Rows],
+    differ: Callable[[Rows, Rows], npt.NDArray[np.bool_]] = _rows_differ,
+) -> Iterator[Difference]:
     """What differs between two runs of rows of shape (n, k), one row after another."""
     counts = dict.fromkeys(("missing", "extra", "different"), 0)
     first: dict[str, int] = {}
@@ -223,7 +233,7 @@ def _of_runs(part: str, directory: str, made: Iterator[Rows], held: Iterator[Row
         rest_held = rest_held if len(rest_held) else next(held, none)
         count = min(len(rest_made), len(rest_held))
         kind = "different"
-        wrong = (rest_made[:count] != rest_held[:count]).any(axis=1) if count else np.zeros(0, np.bool_)
+        wrong = differ(rest_made[:count], rest_held[:count]) if count else np.zeros(0, np.bool_)
         if not count:
             rest = max(rest_made, rest_held, key=len)
             if not len(rest):
@@ -239,14 +249,32 @@ def _of_runs(part: str, directory: str, made: Iterator[Rows], held: Iterator[Row
 
 
 def _items(files: list[IndexFileView], kept: tuple[int, int]) -> Iterator[Rows]:
-    """Offset and hash of all items that are about records between two offsets, in their order."""
+    """The items that are about records between two offsets, in their order: what `_items_differ` compares.
+
+    Columns: offset, hash; offset and time of the file's first item, seconds since then, the file's end (of its last
+    item). Quirk: the first item of a file counts from the end of the file before it. RocketMQ: IndexFile.putKey.
+    """
     for file in files:
+        header, begin = file.header, int(file.read(1, 1)["commitlog_offset"][0]) if file.used else 0
         for first in range(1, file.used + 1, _AT_ONCE):
             rows = file.read(first, min(_AT_ONCE, file.used - first + 1))
+            numbers = np.arange(first, first + len(rows))
             at = rows["commitlog_offset"].astype(np.int64)
-            pairs = np.stack((at, rows["key_hash"].astype(np.int64)), axis=1)[(at >= kept[0]) & (at < kept[1])]
-            if len(pairs):
-                yield pairs
+            columns = np.zeros((len(rows), 6), np.int64)
+            columns[:, 0], columns[:, 1] = at, rows["key_hash"]
+            columns[:, 2], columns[:, 3] = begin, header.begin_timestamp_ms
+            columns[:, 4] = np.where(numbers > 1, rows["time_diff_s"], 0)
+            columns[:, 5] = np.where((numbers == file.used) & (not file.is_growing), header.end_timestamp_ms, 0)
+            columns = columns[(at >= kept[0]) & (at < kept[1])]
+            if len(columns):
+                yield columns
+
+
+def _items_differ(made: Rows, held: Rows) -> npt.NDArray[np.bool_]:
+    """Times only where both files begin with one item: they count from there."""
+    begin_together = made[:, 2] == held[:, 2]
+    ends = (made[:, 5] != held[:, 5]) & (made[:, 5] > 0) & (held[:, 5] != 0)
+    return _rows_differ(made[:, :2], held[:, :2]) | begin_together & (_rows_differ(made[:, 3:5], held[:, 3:5]) | ends)
 
 
 def _index_of(build: Build, disk: Disk) -> list[Segment]:

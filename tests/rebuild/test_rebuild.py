@@ -15,6 +15,7 @@ import pytest
 
 from broker.errors import StoreError, StoreLocked
 from broker.format.commitlog import encode, make_record
+from broker.format.index import item_at
 from broker.format.properties import encode as encode_properties
 from broker.format.statetable import Slot
 from broker.store.disk.files import Disk, Missing
@@ -115,6 +116,18 @@ def test_whatever_is_done_to_derived_files_a_rebuild_puts_right(tmp_path: Path, 
     rebuild(path, apply=True)
     assert verify(path).ok
     assert derived(path) == good
+
+
+@pytest.mark.parametrize("at", [item_at(3, SMALL.index_slots) + 15, 15])  # the seconds of an item, the file's end
+def test_a_wrong_time_in_the_index_is_put_right(tmp_path: Path, at: int) -> None:
+    path = store_of(tmp_path / "store", 20)
+    before, file = derived(path), min((path / "index").iterdir())
+    raw = bytearray(file.read_bytes())
+    raw[at] ^= 1
+    file.write_bytes(raw)
+    assert verify(path).findings.counts == {"index-orphan": 1}
+    assert rebuild(path, apply=True).as_json()["counts"] == {"index-different": 1}
+    assert derived(path) == before
 
 
 def test_what_lies_below_a_shortened_log_is_carried_over(tmp_path: Path) -> None:
