@@ -49,7 +49,7 @@ from recovery.rebuild.misfits import misfits_of_store
 from recovery.rebuild.quiescence import STILL_S, check_still, only_rebuild
 from recovery.rebuild.replaced import Replacement
 from recovery.rebuild.report import RebuildReport
-from recovery.rebuild.unfit_log import refuse_break, refuse_damages, refuse_short, refuse_wrong_crc
+from recovery.rebuild.unfit_log import refuse_break, refuse_damages, refuse_holes, refuse_short, refuse_wrong_crc
 from recovery.scan.native.columns import Wants
 from recovery.scan.record_at import record_at
 from recovery.scan.scanner import Damage, Scan
@@ -130,7 +130,7 @@ class Rebuilding:
     """One rebuild of one store."""
 
     refuses_short = True  # a log that ends before what its queues and its index name
-    refuses_wrong_crcs = True  # where files would change for a log in which a record fails its CRC
+    refuses_damaged_records = True  # where files would change for what they say
 
     def __init__(self, path: str, disk: Disk, progress: Progress, *, ours: bool) -> None:
         self.path, self.disk, self.ours = path, disk, ours
@@ -250,8 +250,10 @@ class Rebuilding:
 
     def _report(self, build: Build, files: StoreFiles, started: float, misfits: Sequence[Misfit] = ()) -> RebuildReport:
         different = tuple(differences(build, files, self.disk, self._end))
-        if different and self.refuses_wrong_crcs:
+        if different and self.refuses_damaged_records:
             refuse_wrong_crc(self.path, self._wrong_crc)
+            extra = {one.directory: one.first for one in different if (one.part, one.kind) == ("consumequeue", "extra")}
+            refuse_holes(files, extra, build.queues)
         return RebuildReport(
             path=self.path,
             generation=build.generation.label,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from broker.errors import CorruptStore
 from broker.format.commitlog import RECORD_SIZE_MIN
+from broker.store.disk.paths import Paths
 from recovery.findings import Finding
+from recovery.rebuild.file_writers import UnitFiles
 from recovery.scan.scanner import Damage
 from recovery.scan.store_files import StoreFiles, breaks_off
 from recovery.verify.causes.log_short import short_log
@@ -50,6 +52,20 @@ def refuse_numbers(files: StoreFiles, what: str, first: int, end: int) -> None:
         text = f"{files.path}: by its records {what} have the numbers {first} to {end - 1}: a record is damaged"
         text = f"{text}. What is derived from a damaged log is not better. See which with: checkback verify"
         raise CorruptStore(f"{text} {files.path}", path=files.path)
+
+
+def refuse_holes(files: StoreFiles, extra: Mapping[str, int], built: Mapping[tuple[str, int], UnitFiles]) -> None:
+    """A message of a live queue that no record is, before others that are: readers end at an empty unit.
+
+    `extra` has the first number that only the live queue holds, by the queue's directory.
+    """
+    for (topic, queue_id), queue in built.items() if extra else ():
+        number = extra.get(Paths(files.path).queue(topic, queue_id), -1)
+        if queue.begin <= number < queue.end:
+            text = f"{files.path}: queue {queue_id} of {topic} holds message {number}, and no record says that it is"
+            text = f"{text} that one, while later ones are there: a record is damaged. What is derived from a damaged"
+            text = f"{text} log is not better. See which with: checkback verify {files.path}"
+            raise CorruptStore(text, path=files.path)
 
 
 def _unfit(path: str, file: str, commitlog_offset: int, reason: str) -> CorruptStore:

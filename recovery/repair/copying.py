@@ -130,7 +130,7 @@ def _check_place(source: str, target: str) -> None:
 class _OfACopy(Rebuilding):
     """The queues of a running broker are late, so they always differ; a copy is whole without its damaged records."""
 
-    refuses_wrong_crcs = False
+    refuses_damaged_records = False
 
 
 def _rebuilt(path: str, *, keeps_abort: bool) -> bool:

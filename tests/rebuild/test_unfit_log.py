@@ -81,3 +81,18 @@ def test_a_live_file_with_a_far_name_is_compared(tmp_path: Path) -> None:
     queue.rename(queue.with_name("9" * 20))
     found = rebuild(path).as_json()["counts"]
     assert found["consumequeue-missing"]
+
+
+def test_a_record_that_names_another_queue_leaves_no_hole_in_its_own(golden_copy: Callable[[str], Path]) -> None:
+    """One bit that no CRC covers: with the hole in the middle of its queue nobody got what comes after it."""
+    path = golden_copy("rocketmq-3.1.5-clean")
+    with broker.open(path, read_only=True) as store:
+        records = [one for one in store.records() if (one.topic, one.queue_id, one.sys_flag) == ("PayTopic", 0, 0)]
+    damaged, before = records[len(records) // 2], derived(path)
+    with open(path / "commitlog" / f"{0:020}", "r+b") as file:
+        file.seek(damaged.commitlog_offset + 15)  # the last byte of its queue_id
+        file.write(b"\x01")
+    for apply in (False, True):
+        with pytest.raises(CorruptStore, match=f"holds message {damaged.queue_offset}, and no record says"):
+            rebuild(path, apply=apply, broker_is_stopped=True, still_s=0)
+    assert derived(path) == before
