@@ -86,18 +86,20 @@ def test_an_end_that_fails_its_crc_may_be_any_record(tmp_path: Path, capsys: pyt
     assert f"damaged in 1 place(s), first at {end} ({segment})" in ran.err
 
 
-@pytest.mark.parametrize("what", ["a bit of an index header", "a unit"])
+@pytest.mark.parametrize("what", ["a bit of an index header", "a unit", "a bit of a unit"])
 def test_a_damaged_derived_file_does_not_say_that_the_log_is_short(
     what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What it names behind the end of the log was never there: rebuild mends it, as verify says."""
     store = tmp_path / "store"
     build(V5, store)
-    if what == "a unit":
+    if what != "a bit of an index header":
         path = max((store / "consumequeue" / "Orders").rglob("0*"))
         at, damage = 0, b"\x11" * UNIT_SIZE
         while any(path.read_bytes()[at + UNIT_SIZE : at + 2 * UNIT_SIZE]):
             at += UNIT_SIZE
+        if what == "a bit of a unit":
+            damage = bytes([0, 0, 1])  # of its CommitLog offset, which is then 1 TiB further
     else:
         path = max((store / "index").iterdir())
         at, damage = 27, bytes([path.read_bytes()[27] ^ 1])  # of end_commitlog_offset, which is then 4 GiB further

@@ -15,6 +15,7 @@ from broker.format.commitlog import BLANK_SIZE
 from broker.format.framing import FrameKind, frame
 from broker.store.disk.files import Missing
 from recovery.findings import Cause, Findings
+from recovery.scan.record_at import record_at
 from recovery.scan.scanner import Damage
 from recovery.scan.store_files import StoreFiles
 from recovery.verify.index_files import open_index
@@ -46,7 +47,7 @@ def short_log(files: StoreFiles, end_offset: int, damages: Iterable[Damage], *, 
     if files.watermark is not None:
         return None
     try:
-        ends = derived_ends(files)
+        ends = derived_ends(files, end_offset)
     except StoreError:
         return None
     if any(one.commitlog_offset <= ends.last < one.commitlog_offset + one.size for one in damages):
@@ -62,8 +63,12 @@ def short_by(files: StoreFiles, end_offset: int, ends: DerivedEnds) -> Cause | N
     return Cause("log-short", end_offset, files.commitlog_file(end_offset), _text(files, end_offset, ends))
 
 
-def derived_ends(files: StoreFiles) -> DerivedEnds:
-    """What the last units of the ConsumeQueues and the files of the index name: a read or two for each."""
+def derived_ends(files: StoreFiles, end_offset: int) -> DerivedEnds:
+    """What the last units of the ConsumeQueues and the files of the index name: a read or two for each.
+
+    A unit that names a place behind the end of the log, and is one bit off a record that it would be right for, was
+    damaged itself.
+    """
     queues = last = -1
     for topic, queue_id in files.queues():
         units = files.queue_units(topic, queue_id)
@@ -73,9 +78,22 @@ def derived_ends(files: StoreFiles) -> DerivedEnds:
             low, high = (middle + 1, high) if units.read(middle, 1)["size"][0] > 0 else (low, middle)
         if low > units.begin:
             named = int(units.read(low - 1, 1)["commitlog_offset"][0])
-            queues, last = max(queues, named), max(last, named if named < _FARTHEST else -1)
+            is_damaged = named >= _FARTHEST or (named >= end_offset and _is_bit_off(files, named, queue_id, low - 1))
+            queues, last = max(queues, named), max(last, -1 if is_damaged else named)
     index = max((header.end_commitlog_offset for header in files.index_headers()), default=-1)
     return DerivedEnds(queues, index, max(last, _index_end(files)))
+
+
+def _is_bit_off(files: StoreFiles, named: int, queue_id: int, queue_offset: int) -> bool:
+    """Whether the log has the record of a unit at a place that differs in one bit from what the unit names."""
+    for place in (named ^ 1 << bit for bit in range(_FARTHEST.bit_length() - 1)):
+        with contextlib.suppress(Missing):  # it expired meanwhile
+            record = record_at(files.commitlog, place)
+            if record is not None and (queue_id, queue_offset) == (
+                int(record.field("queue_id")[0]), int(record.field("queue_offset")[0]),
+            ):  # fmt: skip
+                return True
+    return False
 
 
 def _index_end(files: StoreFiles) -> int:

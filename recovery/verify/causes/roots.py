@@ -118,7 +118,7 @@ def roots_of(
     ]
     if is_live or files.watermark is not None:
         return Roots(holes, look)
-    ends, is_closed = derived_ends(files), files.closed_at_ms() is not None
+    ends, is_closed = derived_ends(files, end_offset), files.closed_at_ms() is not None
     late = Cause("derived-late", min(ends.queues, ends.index), files.path, _late_text(is_closed))
     return Roots(
         holes, look,
