@@ -115,6 +115,16 @@ def ended_before(half: Reference, kind: TransactionType, held: TransactionState)
     raise AlreadyEnded(f"{text}: the first decision stands", message_id=id_of(half), state=int(held))
 
 
+def held_state(half: Reference, state: int, path: str) -> TransactionState:
+    """What a slot's number means. Raises TransactionError for one that no broker writes."""
+    try:
+        return TransactionState(state)
+    except ValueError:
+        text = f"slot {half.slot} of {path}, which is of the half message at CommitLog offset {half.commitlog_offset}"
+        text = f"{text}, holds the state {state}: it is damaged. Run: checkback rebuild {path}"
+        raise TransactionError(text, message_id=id_of(half)) from None
+
+
 def id_of(half: Reference) -> str | None:
     """The message id of a half message, if its reference knows it."""
     return half.message_id if isinstance(half, Half) else None

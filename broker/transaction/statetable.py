@@ -34,6 +34,7 @@ from broker.transaction.ends import (
     from_origin,
     group_item,
     half_statement,
+    held_state,
     new_ended,
     new_half,
     wrong_half,
@@ -272,7 +273,7 @@ class StateTableService(TransactionalMessageService):
     def _ended_before(
         self, half: Reference, kind: TransactionType, state: int, _extra: Mapping[str, str] | None
     ) -> Ended:  # fmt: skip
-        return ended_before(half, kind, TransactionState(state))
+        return ended_before(half, kind, held_state(half, state, self._writer.path))
 
     def delete_prepare(self, half: Reference) -> bool:
         """See TransactionalMessageService. An end that is written has settled the slot with it."""
@@ -286,7 +287,7 @@ class StateTableService(TransactionalMessageService):
         """See TransactionalMessageService."""
         self._known(half)
         self._catch_up()
-        held = TransactionState(self._slot_state(half))
+        held = held_state(half, self._slot_state(half), self._writer.path)
         return TransactionState.PARKED if held is TransactionState.PREPARED and self._is_parked(half) else held
 
     def _is_parked(self, half: Reference) -> bool:

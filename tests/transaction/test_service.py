@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import broker
+from broker.errors import TransactionError
 from broker.format.sysflag import TransactionType
 from broker.transaction.events import BY, WHY
 from broker.transaction.service import HalfReference
@@ -114,6 +115,21 @@ def test_a_reference_may_hold_numbers_of_numpy(tmp_path: Path) -> None:
         reference = HalfReference(np.int64(half.commitlog_offset), np.uint32(half.slot), "shop")  # type: ignore[arg-type]
         assert store.transactions.state(reference) is broker.TransactionState.PREPARED
         assert store.transactions.commit(reference).queue_offset == 0
+
+
+def test_a_damaged_slot_is_named(tmp_path: Path, each_engine: str) -> None:
+    path = tmp_path / "store"
+    with opened(tmp_path, sync="os") as store:
+        half = store.transactions.prepare(message(), "shop")
+    directory = path / ("checkback/halfstates" if each_engine == "half-op" else "transaction/statetable")
+    (table,) = [file for file in directory.rglob("*") if file.is_file()]
+    with table.open("r+b") as file:
+        file.seek(20)
+        file.write((77).to_bytes(4, "big"))
+    with broker.open(path) as store:
+        for ask in (store.transactions.state, store.transactions.commit):
+            with pytest.raises(TransactionError, match=rf"^slot 0 of {path}.* holds the state 77: it is damaged"):
+                ask(half)
 
 
 @pytest.mark.parametrize("bounds", [{"limit": -1}, {"limit": "3"}, {"limit": 1.5}, {"after_slot": None}])
