@@ -18,6 +18,7 @@ from broker.store.disk import platform_info as machine
 from broker.store.disk.files import Disk, Missing, NotSupported
 from broker.testing.crash_disk import CrashDisk
 from broker.testing.fixtures import SMALL
+from recovery.verify.verifier import verify
 from tests.store.permissions import NOBODY
 
 DISK = Disk()
@@ -45,6 +46,22 @@ def test_allocate_keeps_what_is_there(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="has 1048576 bytes where 4096 are expected"):
         DISK.allocate(str(path), 4096)
     assert path.stat().st_size == 1 << 20
+
+
+def test_a_segment_that_lost_its_zeros_is_whole_again_as_the_error_says(tmp_path: Path) -> None:
+    """As a copy leaves it that drops zeros at the end of a file."""
+    with broker.open(tmp_path / "store", sync="os") as store:
+        store.append(broker.Message("orders", b"body"))
+    (segment,) = (tmp_path / "store" / "commitlog").iterdir()
+    size = segment.stat().st_size
+    os.truncate(segment, size - 4096)
+    says = f"it was cut.*truncate -s {size} {segment}. See"
+    with pytest.raises(StoreError, match=says), broker.open(tmp_path / "store") as store:
+        store.append(broker.Message("orders", b"body"))
+    os.truncate(segment, size)
+    with broker.open(tmp_path / "store") as store:
+        store.append(broker.Message("orders", b"body"))
+    assert verify(tmp_path / "store").ok
 
 
 @pytest.mark.parametrize("error", [AttributeError(), OSError(errno.EOPNOTSUPP, "not supported")])

@@ -235,8 +235,7 @@ class Disk(Calls):
         try:
             found = os.fstat(file.descriptor).st_size
             if found != size:
-                text = f"{path} has {found} bytes where {size} are expected: it was cut, or another program made it"
-                raise StoreError(f"{text}. Put it back from a backup, and run checkback verify on its store", path=path)
+                raise _wrong_size(path, found, size)
             return self._map(path, size, file)
         except OSError as error:
             raise refused(error, path, size) from error
@@ -286,8 +285,7 @@ class Disk(Calls):
     @staticmethod
     def _check_size(found: Entry | None, size: int) -> None:
         if found is not None and found.size > size:
-            text = f"{found.path} has {found.size} bytes where {size} are expected: another program made it"
-            raise StoreError(text, path=found.path)
+            raise _wrong_size(found.path, found.size, size)
 
     # Changing names
 
@@ -363,3 +361,11 @@ def _entry(path: str, found: os.stat_result) -> Entry:
         inode=found.st_ino,
         changed_ns=found.st_mtime_ns,
     )
+
+
+def _wrong_size(path: str, found: int, size: int) -> StoreError:
+    text = f"{path} has {found} bytes where {size} are expected"
+    if found > size:
+        return StoreError(f"{text}: another program made it", path=path)
+    text = f"{text}: it was cut. Put it back from a backup, or give it its size again with: truncate -s {size} {path}"
+    return StoreError(f"{text}. See what is missing then with: checkback verify STORE", path=path)
