@@ -13,6 +13,7 @@ ends. The inodes in the manifest say which of the two lies here.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -164,11 +165,28 @@ def check_exchangeable(paths: Paths, directories: Sequence[str]) -> None:
             what = "is a symbolic link"
         elif os.path.isdir(above) and os.path.isdir(paths.own) and _mount_of(above) != _mount_of(paths.own):
             what = "lies on another disk than STORE/checkback"
+        elif _is_in_lower_layer(path, paths.own):
+            what = "lies in a lower layer of an overlay, such as the image of a container"
         else:
             continue
         text = f"{path} {what}, so no other directory can take its place in one step. Nothing was replaced"
-        step = "Move the directory itself into the store while no process has it open, and run this again"
+        step = (
+            "Put a copy of the directory into the store, in its place, while no process has it open, and run this again"
+        )
         raise StoreError(f"{text}. {step}", path=path)
+
+
+def _is_in_lower_layer(directory: str, own: str) -> bool:
+    """Whether the directory can move nowhere, as overlayfs says before it sees that the place is taken.
+
+    Nothing moves: `own` is not empty, and no directory takes the place of one that is not.
+    """
+    if os.path.isdir(directory) and os.path.isdir(own) and os.listdir(own):
+        try:
+            os.rename(directory, own)
+        except OSError as error:
+            return error.errno == errno.EXDEV
+    return False
 
 
 def _mount_of(directory: str) -> int:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,31 @@ def test_what_no_rename_swaps_is_refused_before_the_exchange_begins(
     undo(path)
     with broker.open(path) as store:
         store.append(broker.Message("orders", b"goes on"))
+
+
+def test_a_store_in_the_image_of_a_container_is_refused_before_the_exchange_begins(tmp_path: Path) -> None:
+    """A directory of a lower layer of an overlay moves nowhere: the exchange was begun, and nobody could append."""
+    damaged(store_of(tmp_path / "image" / "store", 30))
+    layers = {name: tmp_path / name for name in ("image", "upper", "work", "merged")}
+    for layer in layers.values():
+        layer.mkdir(exist_ok=True)
+    options = f"lowerdir={layers['image']},upperdir={layers['upper']},workdir={layers['work']},redirect_dir=off"
+    mount = ["mount", "-t", "overlay", "overlay", "-o", options, str(layers["merged"])]
+    done = subprocess.run(mount, capture_output=True, check=False, text=True)
+    if done.returncode:
+        pytest.skip(f"cannot mount here: {done.stderr.strip()}")
+    path = layers["merged"] / "store"
+    try:
+        with pytest.raises(StoreError, match=r"consumequeue lies in a lower layer of an overlay.*Nothing was replaced"):
+            rebuild(path, apply=True)
+        with broker.open(path) as store:
+            store.append(broker.Message("orders", b"goes on"))
+        shutil.copytree(path / "consumequeue", path / "copy")
+        shutil.rmtree(path / "consumequeue")
+        (path / "copy").rename(path / "consumequeue")
+        assert rebuild(path, apply=True).replacement is not None
+    finally:
+        subprocess.run(["umount", "--lazy", str(layers["merged"])], check=True)
 
 
 def test_a_changed_copy_is_not_brought_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
