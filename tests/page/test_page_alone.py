@@ -54,8 +54,9 @@ def test_nothing_is_read_without_the_token(client: TestClient) -> None:
     assert "shop" not in client.get("/").text.lower().split("<script")[0]
     for route in ("session", "stores", "stores/shop", "stores/shop/transactions/0", "stores/shop/dlq/billing"):
         assert client.get(f"/api/{route}").status_code == 401, route
-    for token in ("", "wrong", TOKEN[:-1], None, 1, ["x"]):
-        assert client.post("/api/login", json={"token": token}, headers={"Origin": URL}).status_code == 401
+    for token in ("", "wrong", TOKEN[:-1], "\ud800", None, 1, ["x"]):
+        body, headers = json.dumps({"token": token}), {"Origin": URL, "Content-Type": "application/json"}
+        assert client.post("/api/login", content=body, headers=headers).status_code == 401
     assert client.get("/api/stores", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
     assert client.get("/api/stores", headers={"Authorization": f"Basic {TOKEN}"}).status_code == 401
 
@@ -69,6 +70,7 @@ def test_another_site_and_another_name_are_refused(client: TestClient, path: Pat
         ({"Origin": URL}, 403),
         ({**headers, "Origin": "http://evil.example"}, 403),
         ({**headers, "Origin": "null"}, 403),
+        ({**headers, "Origin": "http://["}, 403),
         ({"X-Checkback-CSRF": headers["X-Checkback-CSRF"]}, 403),
         ({**headers, "Content-Type": "text/plain"}, 415),
         ({**headers, "Host": "evil.example"}, 400),
