@@ -20,6 +20,7 @@ from broker.consuming.group.consumer_table import MEMBERS, ConsumerTable
 from broker.consuming.group.members import MemberEntry, MemberKind
 from broker.errors import StoreError
 from broker.store.disk.files import Disk, Missing
+from broker.store.disk.lock_calls import is_flocked
 from broker.store.disk.paths import Paths
 from broker.store.shared.published_clients import PublishedClients
 from broker.store.shared.queue_lock_file import holder, read_locks
@@ -34,21 +35,11 @@ def monotonic_ms() -> int:
 
 
 def is_locked(disk: Disk, directory: str, place: int) -> bool:
-    """Whether the process of a member lives.
-
-    Two that ask at one moment may both get yes; the next time they get the right answer.
-    """
+    """Whether the process of a member lives."""
     try:
-        descriptor = disk.open_lock(os.path.join(directory, str(place)), write=False)
+        return is_flocked(disk, os.path.join(directory, str(place)))
     except Missing:
         return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 class Membership:

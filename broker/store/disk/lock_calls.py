@@ -104,6 +104,21 @@ def flock_keeping_gil() -> Callable[[int, int], int]:
     return function
 
 
+def is_flocked(disk: Disk, path: str) -> bool:
+    """Whether a process that lives holds the flock of a file alone. Raises Missing, StoreError.
+
+    Two that ask at one moment may both get yes; the next time they get the right answer.
+    """
+    descriptor = disk.open_lock(path, write=False)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def flock_holder(path: str) -> int | None:
     """The process that took the flock of a file, where the system reports it; it may have passed it on by a fork."""
     try:

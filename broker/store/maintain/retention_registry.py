@@ -19,6 +19,7 @@ from typing import Any
 
 from broker.errors import BrokerError, StoreError
 from broker.store.disk.files import Disk, Missing
+from broker.store.disk.lock_calls import is_flocked
 from broker.store.disk.paths import Paths
 from broker.store.maintain.retention import Retention
 
@@ -52,7 +53,7 @@ def registered(disk: Disk, paths: Paths) -> list[Retention]:
     found = []
     for entry in [] if disk.entry(paths.retention) is None else disk.entries(paths.retention):
         with contextlib.suppress(Missing, ValueError, TypeError, BrokerError):  # closed meanwhile, or half written
-            if _is_locked(disk, entry.path):
+            if is_flocked(disk, entry.path):
                 found.append(Retention(**json.loads(disk.read(entry.path))))
     return found
 
@@ -61,19 +62,8 @@ def remove_dead(disk: Disk, paths: Paths) -> None:
     """Remove the settings of processes that died; call under the background lock."""
     for entry in [] if disk.entry(paths.retention) is None else disk.entries(paths.retention):
         with contextlib.suppress(Missing):
-            if not _is_locked(disk, entry.path):
+            if not is_flocked(disk, entry.path):
                 disk.remove(entry.path, durable=False)
-
-
-def _is_locked(disk: Disk, path: str) -> bool:
-    descriptor = disk.open_lock(path, write=False)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def read_history(disk: Disk, paths: Paths) -> dict[str, Any]:
