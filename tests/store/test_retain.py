@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from broker.store.maintain.retention import OldSegment, Retention, due_segments,
 from broker.store.shared.control import Word
 from broker.store.write.pending_record import end_draft
 from broker.store.writer import StoreWriter, open_writer
+from recovery.rebuild import rebuild
 from recovery.verify.verifier import verify
 from tests.store.filled import SMALL, half
 
@@ -160,6 +162,21 @@ def test_settings_that_make_no_sense_get_a_sentence(wrong: dict[str, object]) ->
 def test_a_limit_that_the_layout_cannot_keep_is_refused(tmp_path: Path) -> None:
     with pytest.raises(broker.BrokerError, match="two segments"):
         broker.open(tmp_path / "store", layout=SMALL, retention=Retention(max_bytes=SMALL.segment_bytes))
+
+
+@pytest.mark.parametrize("part", DERIVED[1:], ids="-".join)
+def test_a_derived_file_that_was_cut_is_named_with_what_to_do(tmp_path: Path, part: tuple[str, ...]) -> None:
+    """By its path, and its rebuild lets retention go on."""
+    with open_live(tmp_path, layout=SMALL, sync="os") as store:
+        settled(store.writer, 0, 1400)
+    cut = tmp_path.joinpath(*part, names(tmp_path, *part)[0])
+    os.truncate(cut, 10)
+    with open_live(tmp_path) as store, pytest.raises(broker.CorruptStore, match=f"^{cut}.*Run: checkback"):
+        store.retain(ALL, now_ms=later_ms(store))
+    rebuild(tmp_path, apply=True)
+    with open_live(tmp_path) as store:
+        store.retain(ALL, now_ms=later_ms(store))
+    assert verify(tmp_path).ok
 
 
 def test_a_store_recovers_after_retention(store: LiveStore, tmp_path: Path) -> None:

@@ -130,8 +130,7 @@ def _remove_derived(parts: StoreParts, begin: int) -> list[str]:
     removed += _remove_units(parts, parts.engine.table(paths), layout.state_table_bytes, SLOT_SIZE, _slot_offset, begin)
     index = parts.dispatcher.index
     for number in index.numbers()[:-1]:
-        header = IndexHeader.unpack_from(disk.open_read(index.path(number)).pread(HEADER_SIZE, 0))
-        if header.end_commitlog_offset >= begin:
+        if _offset_in(parts, index.path(number), 0, HEADER_SIZE, _index_end) >= begin:
             break
         disk.remove(index.path(number))
         removed.append(index.path(number))
@@ -146,6 +145,18 @@ def _slot_offset(raw: bytes) -> int:
     return Slot.unpack_from(raw).commitlog_offset
 
 
+def _index_end(raw: bytes) -> int:
+    return IndexHeader.unpack_from(raw).end_commitlog_offset
+
+
+def _offset_in(parts: StoreParts, path: str, position: int, size: int, offset_of: Callable[[bytes], int]) -> int:
+    """The CommitLog offset that some bytes of a derived file name. Raises CorruptRecord."""
+    try:
+        return offset_of(parts.disk.open_read(path).pread(size, position))
+    except CorruptRecord as error:
+        raise CorruptRecord(f"{error.reason}. Run: checkback rebuild {parts.path}", at=position, path=path) from None
+
+
 def _remove_units(
     parts: StoreParts, directory: str, file_size: int, unit_size: int, offset_of: Callable[[bytes], int], begin: int
 ) -> list[str]:
@@ -156,7 +167,7 @@ def _remove_units(
     removed = []
     for base in _bases(parts, directory)[:-1]:
         path = os.path.join(directory, f"{base:020}")
-        if offset_of(parts.disk.open_read(path).pread(unit_size, file_size - unit_size)) >= begin:
+        if _offset_in(parts, path, file_size - unit_size, unit_size, offset_of) >= begin:
             break
         parts.disk.remove(path)
         removed.append(path)
