@@ -274,7 +274,8 @@ def _items_differ(made: Rows, held: Rows) -> npt.NDArray[np.bool_]:
     """Times only where both files begin with one item: they count from there."""
     begin_together = made[:, 2] == held[:, 2]
     ends = (made[:, 5] != held[:, 5]) & (made[:, 5] > 0) & (held[:, 5] != 0)
-    return _rows_differ(made[:, :2], held[:, :2]) | begin_together & (_rows_differ(made[:, 3:5], held[:, 3:5]) | ends)
+    times_differ = _rows_differ(made[:, 3:5], held[:, 3:5]) | ends
+    return np.asarray(_rows_differ(made[:, :2], held[:, :2]) | begin_together & times_differ)
 
 
 def _index_of(build: Build, disk: Disk) -> list[Segment]:
