@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,6 +34,18 @@ def test_a_log_that_breaks_off_below_what_was_published_is_no_source(tmp_path: P
         file.write(bytes(300))
     with pytest.raises(CorruptStore, match=r"the log was published up to|the log ends at"):
         rebuild(path, apply=apply)
+
+
+def test_a_copy_of_a_running_store_without_its_log_is_not_what_the_log_says(tmp_path: Path) -> None:
+    path, copy = tmp_path / "store", tmp_path / "copy"
+    with broker.open(path, sync="os") as store:
+        store.append(broker.Message("orders", b"body"))
+        shutil.copytree(path, copy)
+    (segment,) = (copy / "commitlog").iterdir()
+    segment.write_bytes(bytes(segment.stat().st_size))
+    assert not verify(copy).ok
+    with pytest.raises(CorruptStore, match="the log ends at 0"):
+        rebuild(copy)
 
 
 def test_a_record_that_fails_its_crc_changes_no_file(tmp_path: Path) -> None:
