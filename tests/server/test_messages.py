@@ -98,12 +98,6 @@ def test_a_topic_that_another_process_made_just_now_stays_as_it_is(
     assert (kept.write_queue_count, kept.attributes) == (6, {"message.type": "TRANSACTION"})
 
 
-def test_topics_are_not_created_unless_that_is_wanted(serve: Serve, connect: Connect) -> None:
-    client = connect(serve(auto_create=False))
-    assert client.publish("orders", b"x").code == Answer.TOPIC_NOT_EXIST
-    assert client.request(Code.GET_ROUTEINFO_BY_TOPIC, {"topic": "TBW102"}).code == Answer.TOPIC_NOT_EXIST
-
-
 def test_statuses_of_pulls(serve: Serve, connect: Connect) -> None:
     client = connect(serve())
     for number in range(3):

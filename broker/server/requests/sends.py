@@ -230,8 +230,13 @@ def ensure_topic(context: ServerContext, topic: str) -> None:
     """Make a retry or dead-letter topic that is missing, with one queue; of the schedule topic one for each level."""
     if context.store.topic(topic) is None:
         is_of_group = topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
-        queues = 1 if is_of_group else len(context.settings.delays_ms)
+        queues = _with_those_there(context, topic, 1 if is_of_group else len(context.settings.delays_ms))
         context.store.create_topic(topic, queues=queues, message_type="", change=False)
+
+
+def _with_those_there(context: ServerContext, topic: str, queues: int) -> int:
+    """How many queues a topic gets that is made: one that was deleted comes back with all that hold messages."""
+    return max(queues, *(queue_id + 1 for queue_id in context.store.queues(topic)), 1)
 
 
 def header_of(request: Request) -> SendMessageRequestHeader:
@@ -333,7 +338,7 @@ def _created(context: ServerContext, topic: str, header: SendMessageRequestHeade
         most = default.write_queue_count
     else:
         return None
-    queues = max(1, min(header.default_topic_queue_nums, most))
+    queues = _with_those_there(context, topic, min(header.default_topic_queue_nums, most))
     return context.store.create_topic(topic, queues=queues, message_type="", change=False)
 
 
