@@ -15,7 +15,8 @@ FROM_THE_SERVER = {
     Code.CHECK_TRANSACTION_STATE, Code.NOTIFY_CONSUMER_IDS_CHANGED, Code.PUSH_REPLY_MESSAGE_TO_CLIENT,
 }  # fmt: skip
 PARTLY = {
-    Code.UPDATE_AND_CREATE_TOPIC: "as many read as write queues: the larger number; `order`, `topicSysFlag` not kept",
+    Code.UPDATE_AND_CREATE_TOPIC: "as many read as write queues: the larger number, and all that hold messages; "
+    "`order`, `topicSysFlag` not kept",
     Code.UPDATE_BROKER_CONFIG: "five settings, until the server ends; no file is written",
     Code.GET_BROKER_CONFIG: "the settings that have a meaning here",
     Code.GET_NAMESRV_CONFIG: "the settings that have a meaning here",
