@@ -250,7 +250,7 @@ def test_what_is_sent_back_comes_again_and_is_given_up(serve: Serve, connect: Co
 
 
 def test_what_a_group_that_works_in_order_gives_up_is_a_dead_letter_at_once(serve: Serve, connect: Connect) -> None:
-    """Java before 5.1 states as many retries as it allows, each time: it would come again for ever."""
+    """Java before 5.1.1 states as many retries as it allows, each time: it would come again for ever."""
     client = connect(serve())
     client.publish("orders", b"x")
     client.heartbeat(consumer="billing", topics={"orders": "*"})
