@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from broker.database.ledger_binding import Binding, KnownLedgers, Transaction, bind
-from broker.database.ledger_identity import Execute, Observed
+from broker.database.ledger_identity import DatabaseIdentity, Execute, Observed
 from broker.errors import BrokerError
 from broker.transaction.events import TransactionState
 
@@ -54,6 +54,11 @@ class BoundLedger(abc.ABC):
     @abc.abstractmethod
     def table(self) -> str:
         """The plain name of the ledger's table."""
+
+    @property
+    def identities(self) -> list[DatabaseIdentity]:
+        """What the database said of itself when it was bound, for each store."""
+        return [binding.identity for binding in self._bound.values()]
 
     @abc.abstractmethod
     def look(self, execute: Execute) -> Observed:

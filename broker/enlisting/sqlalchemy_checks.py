@@ -111,7 +111,7 @@ def check_connection(connection: Connection, ledger: Ledger) -> None:
     _check_autocommit(connection)
     _check_translation(connection, ledger)
     if connection.dialect.name == "sqlite":
-        check_attached(partial(_rows_of_driver, connection))
+        _check_file(check_attached(partial(_rows_of_driver, connection)), connection.engine, ledger)
 
 
 def is_autocommit(connection: Connection) -> bool:
@@ -130,6 +130,20 @@ def _check_autocommit(connection: Connection) -> None:
             "the session is in AUTOCOMMIT, where each statement is saved alone and there is no COMMIT to take part in: "
             "send in a session whose engine and driver have another isolation_level"
         )
+
+
+def _check_file(path: str, engine: Engine, ledger: Ledger) -> None:
+    """Two engines with one relative path lead to two files, where the process changed its directory in between."""
+    bound = ledger.identities
+    if engine.pool is ledger.session_engine.pool or not path or not bound:
+        return
+    try:
+        inode = str(os.stat(path.encode()).st_ino)  # as SQLite names it, whatever the locale makes of a text
+    except OSError:  # it was removed
+        inode = ""
+    if inode not in {one.number for one in bound}:
+        text = f"the connection leads to the file {path}, and the ledger is in {bound[0]}: {_ONE_DATABASE}"
+        raise TransactionError(f"{text}, so name the file by its whole path wherever an engine is made")
 
 
 def _rows_of_driver(connection: Connection, statement: str) -> list[Any]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -154,6 +155,19 @@ def _attached(desk: Desk, stack: ExitStack, mode: str) -> Session:
     session = stack.enter_context(Session(desk.another_engine()))
     session.execute(text("ATTACH :path AS other"), {"path": path})
     return session
+
+
+@refused("the connection leads to the file .*, and the ledger is in", ("sqlite",))
+def a_relative_path_after_the_directory_changed(desk: Desk, stack: ExitStack) -> Session:
+    """The file has the name of the ledger's, in another directory: it was taken for that."""
+    directory = stack.enter_context(TemporaryDirectory())
+    stack.enter_context(contextlib.chdir(directory))
+    engine = create_engine("sqlite:///shop.db")
+    Base.metadata.create_all(engine)
+    Ledger(engine).create_all()
+    stack.callback(engine.dispose)
+    os.chdir(os.path.dirname(desk.url.database or ""))
+    return Session(engine)
 
 
 @refused("in WAL mode SQLite commits each file by itself", ("sqlite",))
