@@ -91,6 +91,8 @@ MISTAKES: dict[str, Call] = {
     "append what was received": lambda store: store.append({"topic": "carts"}),
     "a queue of text": lambda store: store.append(MESSAGE, queue_id="0"),
     "a queue of None": lambda store: store.append(MESSAGE, queue_id=None),
+    "a queue that is true": lambda store: store.append(MESSAGE, queue_id=True),
+    "a queue of a fraction": lambda store: store.append(MESSAGE, queue_id=1.0, extra_properties={"DELAY": "1"}),
     "properties of text": lambda store: store.append(MESSAGE, extra_properties="a=b"),
     "a property of a number": lambda store: store.append(MESSAGE, extra_properties={"a": 1}),
     "an origin that is a host": lambda store: store.append(MESSAGE, origin="127.0.0.1"),
@@ -220,6 +222,16 @@ def test_a_mistake_is_told_in_a_sentence(store: LiveStore, name: str) -> None:
         MISTAKES[name](store)
     assert len(str(caught.value).split()) > 4
     assert store.queue_end("carts", 0) == before
+
+
+@pytest.mark.parametrize("queue_id", [True, 1.0])
+def test_a_half_message_for_a_queue_that_is_no_whole_number(tmp_path: Path, queue_id: Any) -> None:
+    """With half-op the record said REAL_QID 1.0: from then on nobody could list what was in doubt."""
+    with broker.open(tmp_path / "store", layout=broker.StoreLayout.small(), transactions="half-op") as store:
+        with pytest.raises(broker.MessageRejected, match="queue"):
+            store.transactions.prepare(MESSAGE, "shop", queue_id=queue_id)
+        half = store.transactions.prepare(MESSAGE, "shop", queue_id=1)
+        assert list(store.transactions.in_doubt()) == [half]
 
 
 @pytest.mark.parametrize("name", OPTIONS)

@@ -156,6 +156,8 @@ class Admission:
             raise NotPermitted(f"the topic {topic} may not be written: its {lacks}")
         try:
             has_queue = 0 <= queue_id < rules.write_queues
+            if type(queue_id) is not int:  # a property states it as text: not as True, nor as 1.0
+                has_queue = has_queue and str(queue_id).isdecimal()
         except TypeError:  # it is not a number
             has_queue = False
         if not has_queue:
