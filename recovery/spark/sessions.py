@@ -111,10 +111,37 @@ def session(
     settings: dict[str, Any] = {**_settings(memory, local=local), **(config or {})}
     builder = SparkSession.builder.master(master).appName(app).config(map=settings)
     try:
-        _start_jvm({"spark.master": master, "spark.app.name": app, **settings})
-        return builder.getOrCreate()
+        with _ended_when_interrupted():
+            _start_jvm({"spark.master": master, "spark.app.name": app, **settings})
+            return builder.getOrCreate()
     except Exception as error:
         raise SparkNotReady(f"Spark did not start with the master {master}: {_reason(error)}") from error
+
+
+@contextlib.contextmanager
+def _ended_when_interrupted() -> Iterator[None]:
+    """End the JVM where an interrupt comes while it starts.
+
+    PySpark (4.3.0) removes the directory in which the JVM is to say its port; the JVM fails to, and stays.
+    """
+    from pyspark import SparkContext, java_gateway
+
+    started: list[subprocess.Popen[bytes]] = []
+    popen = java_gateway.__dict__["Popen"]
+
+    def noted(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(popen(*arguments, **options))
+        return started[-1]
+
+    java_gateway.__dict__["Popen"] = noted
+    try:
+        yield
+    finally:
+        java_gateway.__dict__["Popen"] = popen
+        if SparkContext._gateway is None:  # noqa: SLF001 - else it ends with this process, and may be used again
+            for process in started:
+                process.kill()
+                process.wait()
 
 
 def _reason(error: Exception) -> str:

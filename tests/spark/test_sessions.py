@@ -115,6 +115,25 @@ def test_the_reason_is_what_java_raised(said: str, reason: str, monkeypatch: pyt
     assert str(raised.value).endswith(reason)
 
 
+def test_an_interrupt_leaves_no_jvm_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while Spark starts: each time a JVM stayed, of 200 MiB, after the command had ended."""
+    from pyspark import SparkContext, java_gateway
+
+    started: list[subprocess.Popen[bytes]] = []
+
+    def interrupted(_settings: object) -> None:
+        started.append(java_gateway.__dict__["Popen"](["sleep", "60"]))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sessions, "check_installation", lambda: None)
+    monkeypatch.setattr(sessions, "_start_jvm", interrupted)
+    monkeypatch.setattr(SparkContext, "_gateway", None)
+    with pytest.raises(KeyboardInterrupt):
+        sessions.session("local[1]")
+    assert started[0].poll() is not None
+    assert java_gateway.__dict__["Popen"] is subprocess.Popen
+
+
 def test_the_session_runs_this_python(spark: SparkSession) -> None:
     """Not the first python3 on the path, which may lack everything."""
     assert spark.sparkContext.pythonExec == sys.executable
