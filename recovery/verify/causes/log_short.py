@@ -42,8 +42,8 @@ def short_log(files: StoreFiles, end_offset: int, damages: Iterable[Damage], *, 
     Not what lies in one of `damages`, which the caller reports: they explain it. A torn tail that is passed over as
     what a crash leaves is not one of them: a queue names whole records only. None for a store that a broker is writing,
     too: what its queues name may have been appended since the log was read; `is_alone` says that none is, as who has
-    the lock knows. None for a store of ours with a watermark, but for a copy whose log ends below it. Derived files that
-    cannot be read show nothing; `verify` says that they cannot.
+    the lock knows. None for a store of ours with a watermark, but for a copy whose log ends below it. Derived files
+    that cannot be read show nothing; `verify` says that they cannot.
     """
     mark = files.watermark
     if mark is not None and not (mark.is_copy and end_offset < mark.dispatched):
