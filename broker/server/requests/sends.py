@@ -284,9 +284,9 @@ def added(context: ServerContext) -> dict[str, str]:
 def _retried(context: ServerContext, header: SendMessageRequestHeader, properties: dict[str, str]) -> tuple[str, int]:
     """Where a message goes that a consumer sends to its retry topic itself; else where the request says.
 
-    A consumer that works in order sends one so when it gives it up. Before 5.1.1 it states a number that is not above its
-    own limit, and with each retry the same: its dead letter is known by the locks of its group. A dead letter does not
-    wait, whatever delay it states. RocketMQ: SendMessageProcessor.handleRetryAndDLQ (5.3.3).
+    A consumer that works in order sends one so when it gives it up. Before 5.1.1 it states a number that is not above
+    its own limit, and with each retry the same: its dead letter is known by the locks of its group. A dead letter does
+    not wait, whatever delay it states. RocketMQ: SendMessageProcessor.handleRetryAndDLQ (5.3.3).
     """
     topic = header.topic
     if not topic.startswith(RETRY_PREFIX):
