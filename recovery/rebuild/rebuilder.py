@@ -49,7 +49,7 @@ from recovery.rebuild.misfits import misfits_of_store
 from recovery.rebuild.quiescence import STILL_S, check_still, only_rebuild
 from recovery.rebuild.replaced import Replacement
 from recovery.rebuild.report import RebuildReport
-from recovery.rebuild.unfit_log import refuse_break, refuse_damages, refuse_holes, refuse_short, refuse_wrong_crc
+from recovery.rebuild.unfit_log import refuse_break, refuse_damages, refuse_lost, refuse_short, refuse_wrong_crc
 from recovery.scan.native.columns import Wants
 from recovery.scan.record_at import record_at
 from recovery.scan.scanner import Damage, Scan
@@ -252,8 +252,8 @@ class Rebuilding:
         different = tuple(differences(build, files, self.disk, self._end))
         if different and self.refuses_damaged_records:
             refuse_wrong_crc(self.path, self._wrong_crc)
-            extra = {one.directory: one.first for one in different if (one.part, one.kind) == ("consumequeue", "extra")}
-            refuse_holes(files, extra, build.queues)
+            first = {(one.kind, one.directory): one.first for one in different if one.part == "consumequeue"}
+            refuse_lost(files, first, build.queues)
         return RebuildReport(
             path=self.path,
             generation=build.generation.label,

@@ -9,6 +9,8 @@ from broker.format.commitlog import RECORD_SIZE_MIN
 from broker.store.disk.paths import Paths
 from recovery.findings import Finding
 from recovery.rebuild.file_writers import UnitFiles
+from recovery.scan.record_at import record_at
+from recovery.scan.records import Records
 from recovery.scan.scanner import Damage
 from recovery.scan.store_files import StoreFiles, breaks_off
 from recovery.verify.causes.log_short import short_log
@@ -54,18 +56,34 @@ def refuse_numbers(files: StoreFiles, what: str, first: int, end: int) -> None:
         raise CorruptStore(f"{text} {files.path}", path=files.path)
 
 
-def refuse_holes(files: StoreFiles, extra: Mapping[str, int], built: Mapping[tuple[str, int], UnitFiles]) -> None:
-    """A message of a live queue that no record is, before others that are: readers end at an empty unit.
+def refuse_lost(
+    files: StoreFiles, first: Mapping[tuple[str, str], int], built: Mapping[tuple[str, int], UnitFiles]
+) -> None:
+    """Messages of live queues that consumers would get no more, because a record states the number of another.
 
-    `extra` has the first number that only the live queue holds, by the queue's directory.
+    `first` has the first unit that differs, by the kind of the difference and the queue's directory.
     """
-    for (topic, queue_id), queue in built.items() if extra else ():
-        number = extra.get(Paths(files.path).queue(topic, queue_id), -1)
-        if queue.begin <= number < queue.end:
-            text = f"{files.path}: queue {queue_id} of {topic} holds message {number}, and no record says that it is"
+    for (topic, queue_id), queue in built.items() if first else ():
+        directory = Paths(files.path).queue(topic, queue_id)
+        hole, taken = (first.get((kind, directory), -1) for kind in ("extra", "different"))
+        if queue.begin <= hole < queue.end:  # readers end at an empty unit
+            text = f"{files.path}: queue {queue_id} of {topic} holds message {hole}, and no record says that it is"
             text = f"{text} that one, while later ones are there: a record is damaged. What is derived from a damaged"
             text = f"{text} log is not better. See which with: checkback verify {files.path}"
             raise CorruptStore(text, path=files.path)
+        if not queue.begin <= taken < queue.end:
+            continue
+        both = (files.queue_units(topic, queue_id), queue)
+        at, made = (int(units.read(taken, 1)["commitlog_offset"][0]) for units in both)
+        record = record_at(files.commitlog, at) if at != made else None
+        if record is not None and _stated(record) == (topic.encode(), queue_id, taken):
+            text = f"message {taken} of queue {queue_id} of {topic}, which names this record, would go for one that"
+            raise _unfit(files.path, files.commitlog_file(at), at, f"{text} states the same number")
+
+
+def _stated(record: Records) -> tuple[bytes, int, int]:
+    queue_id, queue_offset = (int(record.field(name)[0]) for name in ("queue_id", "queue_offset"))
+    return record.topic_codes[1][0], queue_id, queue_offset
 
 
 def _unfit(path: str, file: str, commitlog_offset: int, reason: str) -> CorruptStore:

@@ -109,3 +109,20 @@ def test_a_record_that_names_another_queue_leaves_no_hole_in_its_own(golden_copy
         with pytest.raises(CorruptStore, match=f"holds message {damaged.queue_offset}, and no record says"):
             rebuild(path, apply=apply, broker_is_stopped=True, still_s=0)
     assert derived(path) == before
+
+
+def test_a_record_that_states_the_number_of_another_does_not_take_its_place(golden_copy: Callable[[str], Path]) -> None:
+    """One bit of the last message of a queue: its place is empty, which is no hole, and an earlier message would go."""
+    path = golden_copy("rocketmq-3.1.5-clean")
+    with broker.open(path, read_only=True) as store:
+        records = [one for one in store.records() if (one.topic, one.queue_id) == ("PayTopic", 0)]
+    last = max((one for one in records if one.sys_flag & 12 in (0, 8)), key=lambda one: one.queue_offset)
+    bit = last.queue_offset & -last.queue_offset
+    with open(path / "commitlog" / f"{0:020}", "r+b") as file:
+        file.seek(last.commitlog_offset + 20)  # its queue_offset
+        file.write((last.queue_offset ^ bit).to_bytes(8, "big"))
+    before = derived(path)
+    for apply in (False, True):
+        with pytest.raises(CorruptStore, match=f"message {last.queue_offset ^ bit} of queue 0 of PayTopic"):
+            rebuild(path, apply=apply, broker_is_stopped=True, still_s=0)
+    assert derived(path) == before
