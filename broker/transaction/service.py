@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple, Self
 
-from broker.errors import CorruptStore
+from broker.errors import CorruptRecord, CorruptStore
 from broker.format import properties as names
 from broker.format.commitlog import Record
 from broker.format.java import Host, encode_message_id
@@ -72,16 +72,20 @@ class Half:
     def of(cls, record: Record) -> Self:
         """The half message that a record is; one in the half topic says where it belongs.
 
-        Raises CorruptRecord when the properties do not decode.
+        Raises CorruptRecord when the properties do not decode, or name no queue.
         """
         properties = record.property_map
         is_aside = record.topic == HALF_TOPIC
+        queue_id = names.decimal(properties.get(names.REAL_QID, "0"), 10) if is_aside else record.queue_id
+        if queue_id is None:
+            reason = f"the half message says {names.REAL_QID} {properties[names.REAL_QID]!r:.40}, which is not a queue"
+            raise CorruptRecord(reason, commitlog_offset=record.commitlog_offset)
         return cls(
             record.commitlog_offset,
             record.queue_offset,
             properties.get(names.PGROUP, ""),
             properties.get(names.REAL_TOPIC, "") if is_aside else record.topic,
-            int(properties.get(names.REAL_QID, 0)) if is_aside else record.queue_id,
+            queue_id,
             properties.get(names.UNIQ_KEY),
             tuple(names.keys(properties)),
             record.born_timestamp_ms,

@@ -323,13 +323,14 @@ class StateTableService(TransactionalMessageService):
         for found in map(self._dispatcher.slot, slots):
             try:
                 record = None if found.state != _PREPARED else self._store.record(found.commitlog_offset)
+                half = None if record is None else Half.of(record)  # none where it was settled meanwhile
             except CorruptStore as error:
                 if damaged is None:
                     raise
                 damaged.append(error)
-                record = None
-            if record is not None:  # else it was settled meanwhile
-                yield Half.of(record)
+                half = None
+            if half is not None:
+                yield half
 
     def in_doubt_slots(self) -> list[int]:
         """See TransactionalMessageService."""

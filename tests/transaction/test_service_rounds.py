@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import broker
+from broker.store.read.store import Store
 from broker.transaction.connected import ConnectedProducers
 from broker.transaction.loading import load_listener
 from broker.transaction.rounds import is_due
 from broker.transaction.service import CheckListener
 from broker.transaction.statetable import StateTableService
 from recovery.verify.verifier import verify
-from tests.transaction.opened import damage, message, opened
+from tests.transaction.opened import SMALL, damage, message, opened
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 
@@ -73,6 +75,21 @@ def test_a_half_message_that_cannot_be_read_is_raised_once_the_others_were_check
             list(store.transactions.in_doubt())
         damaged: list[broker.CorruptStore] = []
         assert (list(store.transactions.in_doubt(damaged=damaged)), len(damaged)) == ([], 1)
+
+
+def test_a_half_message_that_names_no_queue_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older version stored such ones: nobody could list what was in doubt any more."""
+    with broker.open(tmp_path / "odd", layout=SMALL, transactions="half-op", sync="os") as store:
+        odd, half = (store.transactions.prepare(message(text), "shop", queue_id=1) for text in ("odd", "yes"))
+        record = store.record(odd.commitlog_offset)
+        assert record is not None
+        as_stored = replace(record, properties=record.properties.replace(b"REAL_QID\x011", b"REAL_QID\x011.0"))
+        read = Store.record
+        monkeypatch.setattr(Store, "record", lambda *asked: as_stored if asked[1] == 0 else read(*asked))
+        with pytest.raises(broker.CorruptStore, match=r"offset 0: .*REAL_QID '1\.0'"):
+            list(store.transactions.in_doubt())
+        damaged: list[broker.CorruptStore] = []
+        assert (list(store.transactions.in_doubt(damaged=damaged)), len(damaged)) == ([half], 1)
 
 
 def test_an_attempt_writes_nothing(tmp_path: Path) -> None:
