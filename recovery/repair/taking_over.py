@@ -12,6 +12,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from broker.errors import CorruptStore, StoreError, StoreLocked
 from broker.format.topics import HALF_TOPIC
 from broker.store.disk.files import Disk
@@ -32,6 +34,7 @@ from recovery.scan.records import Records
 from recovery.scan.store_files import StoreFiles
 from recovery.transactions.events import diverted_halves
 from recovery.verify.causes.log_short import short_log
+from recovery.verify.record_checks import wrong_times
 
 _GENERATIONS = ("none", "state-table", "half-op")  # that this version can go on writing
 _PAGE_BYTES = 4096  # a broker maps its segments, and makes them of whole pages
@@ -39,12 +42,20 @@ _REASON = "checkback took the store over and made these files again"
 
 
 class _Watching(Build):
-    """Notes the first half message that its broker put among delayed messages."""
+    """Notes the first half message that its broker put among delayed messages.
+
+    Raises CorruptStore at once for a record that was stored at no time: the clock of the store goes on from there.
+    """
 
     diverted_at: int | None = None
 
     def _judge(self, records: Records, kinds: Kinds) -> None:
         super()._judge(records, kinds)
+        for number in np.flatnonzero(wrong_times(records))[:1].tolist():
+            place = int(records.offsets[number])
+            text = f"{self.files.commitlog_file(place)} at CommitLog offset {place}: the record's store_timestamp_ms is"
+            text = f"{text} not a time, and later records would be stored behind it. Nothing was changed"
+            raise CorruptStore(f"{text}. Run: checkback salvage {self.files.path} OUT", path=self.files.path)
         found = [places[0] for places in diverted_halves(records, kinds) if len(places)]
         if found and self.diverted_at is None:
             self.diverted_at = int(min(found))

@@ -72,6 +72,12 @@ def wrong_crcs(
             yield Finding("crc-mismatch", place, CRC_MISMATCH, file_at(place), {"size": size})
 
 
+def wrong_times(records: Records) -> Bools:
+    """Which records were stored at what is not a time."""
+    store_ms = records.field("store_timestamp_ms")
+    return np.asarray((store_ms <= 0) | (store_ms >= _STORE_MS_END))
+
+
 def _implausible(records: Records, kinds: Kinds) -> Iterator[tuple[int, str]]:
     """The records (by index) with a field that no broker writes, and which."""
     for wrong, text in (
@@ -79,7 +85,7 @@ def _implausible(records: Records, kinds: Kinds) -> Iterator[tuple[int, str]]:
         (_wrong_port(records, "born_port"), "the producer's port is not between 0 and 65535: no client can decode it"),
         (_wrong_port(records, "store_port"), "the broker's port is not between 0 and 65535: no client can decode it"),
         (records.field("queue_id") < 0, "its queue_id is negative"),
-        (_wrong_time(records), "its store_timestamp_ms is not a time"),
+        (wrong_times(records), "its store_timestamp_ms is not a time"),
         (_wrong_compression(records), "its body is not compressed as sys_flag says: no consumer can read it"),
         (kinds.without_directory, "its topic cannot name a directory: it is empty, too long, or a path"),
         (_nameless_end(records, kinds), "it has the type of an end, which needs a producer group, and names none"),
@@ -110,11 +116,6 @@ def _wrong_port(records: Records, name: str) -> Bools:
     """RocketMQ: MessageDecoder.decode (5.3.3) makes an InetSocketAddress of it, which refuses other ports."""
     ports = records.field(name)
     return np.asarray((ports < 0) | (ports > _PORT_MAX))
-
-
-def _wrong_time(records: Records) -> Bools:
-    store_ms = records.field("store_timestamp_ms")
-    return np.asarray((store_ms <= 0) | (store_ms >= _STORE_MS_END))
 
 
 def _wrong_compression(records: Records) -> Bools:

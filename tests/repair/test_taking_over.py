@@ -77,6 +77,12 @@ def flipped(path: Path) -> None:
         log.write(bytes([byte[0] ^ 1]))
 
 
+def timeless(path: Path) -> None:
+    with open(path / "commitlog" / FIRST, "r+b") as log:
+        log.seek(56)  # of the first record, its store_timestamp_ms
+        log.write(b"\xff" * 8)
+
+
 def cut(path: Path) -> None:
     os.truncate(path / "commitlog" / FIRST, 10504)
 
@@ -94,6 +100,7 @@ def last_gone(path: Path) -> None:
     ("name", "harm", "sentence"),
     [
         ("rocketmq-5.3.3-clean", flipped, "damaged at CommitLog offset 432516"),
+        ("rocketmq-5.3.3-clean", timeless, "at CommitLog offset 0: the record's store_timestamp_ms is not a time"),
         (PLAIN, cut, "has 10504 bytes: it was cut"),
         ("kinds/rocketmq-5.5.0-segments", last_cut, "has 20480 bytes, the others 32768: it was cut"),
         ("kinds/rocketmq-5.5.0-segments", last_gone, f"segment {196608:020} is missing"),
