@@ -13,7 +13,7 @@ from html import escape
 
 from recovery.findings import KINDS, Cause
 from recovery.views.figures import AGES_MS, CHECKS_MAX, STATES, Figures
-from recovery.views.svg import bars, columns, short
+from recovery.views.svg import bars, columns, size_text
 
 _BUCKETS = 120
 _TOPICS = 12
@@ -83,7 +83,7 @@ def _head(figures: Figures) -> str:
         )
     cards = [
         (f"{report.records:,}", "records"),
-        (f"{short(report.bytes)}B", "in the log"),
+        (size_text(report.bytes), "in the log"),
         (f"{report.transactions['total']:,}", "transactions"),
         (f"{report.transactions['in_doubt']:,}", "in doubt"),
         (f"{report.transactions['parked']:,}", "parked"),
@@ -139,7 +139,7 @@ def _checks(figures: Figures) -> str:
 
 def _topics(figures: Figures) -> str:
     values: list[tuple[str, float, str]] = [
-        (name, size, f"{short(size)}B in {figures.topic_records[name]:,}")
+        (name, size, f"{size_text(size)} in {figures.topic_records[name]:,}")
         for name, size in figures.topics.most_common(_TOPICS)
     ]
     rest = len(figures.topics) - len(values)

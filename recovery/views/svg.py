@@ -83,6 +83,12 @@ def short(value: float) -> str:
     return f"{value:.3g}"
 
 
+def size_text(count: int) -> str:
+    """A number of bytes as people read it: 1.2 kB, 284 B."""
+    text = short(count)
+    return f"{text[:-1]} {text[-1]}B" if text[-1].isalpha() else f"{text} B"
+
+
 def _clock(moment_ms: int) -> str:
     try:
         moment = dt.datetime.fromtimestamp(moment_ms / 1000, dt.UTC)

@@ -16,7 +16,7 @@ from recovery.cli.declaration import VerbGroup
 from recovery.verify.verifier import verify
 from recovery.views.figures import TimeSums, survey
 from recovery.views.html_report import html_report
-from recovery.views.svg import bars, columns, nice, short
+from recovery.views.svg import bars, columns, nice, short, size_text
 from tests.scan.logs import Chunk, Log, Wanted
 
 NOW_MS = 1_900_000_000_000
@@ -120,6 +120,7 @@ def test_drawings() -> None:
     assert heights == pytest.approx([92.0, 92.0, 46.0])
     assert [nice(value) for value in (0, 3, 99, 101, 5000)] == [1, 5, 100, 200, 5000]
     assert [short(value) for value in (7, 1234, 35_000_000)] == ["7", "1.23k", "35M"]
+    assert [size_text(count) for count in (284, 6820)] == ["284 B", "6.82 kB"]
     assert 'width="340.0"' in bars([("one", 2, "two"), ("&", 1, "x")], "t")
 
 
