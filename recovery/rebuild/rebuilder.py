@@ -41,7 +41,7 @@ from broker.store.writer import StoreWriter, open_writer
 from broker.transaction.events import Generation
 from recovery.findings import Finding, Findings
 from recovery.interrupts import temporary_directory
-from recovery.rebuild import replaced
+from recovery.rebuild import replaced, unfit_log
 from recovery.rebuild.builder import Build
 from recovery.rebuild.diff import differences
 from recovery.rebuild.index_rule import index_rule
@@ -49,7 +49,6 @@ from recovery.rebuild.misfits import misfits_of_store
 from recovery.rebuild.quiescence import STILL_S, check_still, only_rebuild
 from recovery.rebuild.replaced import Replacement
 from recovery.rebuild.report import RebuildReport
-from recovery.rebuild.unfit_log import refuse_break, refuse_damages, refuse_lost, refuse_short, refuse_wrong_crc
 from recovery.scan.native.columns import Wants
 from recovery.scan.record_at import record_at
 from recovery.scan.scanner import Damage, Scan
@@ -93,7 +92,7 @@ def rebuild(
     check_log(Paths(text), disk)
     ours = read_store_file(disk, Paths(text)) is not None
     if not ours and not files.commitlog_bytes:  # a broker that never stored a message
-        refuse_short(files, 0)
+        unfit_log.refuse_short(files, 0)
         return RebuildReport(text, Generation.NONE.label, 0, 0, 0, ())
     if not apply:
         return _compare(text, disk, lambda: make(text, disk, progress, ours=ours), started)
@@ -137,7 +136,7 @@ class Rebuilding:
         self.paths = Paths(path)
         self._progress = progress
         self._damages: list[Damage] = []
-        self._wrong_crc: Finding | None = None  # the first record that fails its CRC
+        self._unsound: Finding | None = None  # the first record that fails the CRC of all of it
         self._end = 0
 
     def compare_only(self, files: StoreFiles, directory: str, started: float) -> RebuildReport:
@@ -146,9 +145,9 @@ class Rebuilding:
         build = self._build(files, directory)
         try:
             self._read(build, files)
-            refuse_break(files, self._end)
+            unfit_log.refuse_break(files, self._end)
             if self.refuses_short:
-                refuse_short(files, self._end)
+                unfit_log.refuse_short(files, self._end)
             self._finish(build)
             return self._report(build, files, started, misfits)
         finally:
@@ -166,7 +165,7 @@ class Rebuilding:
                 with store.append_lock:
                     store.appender.heal()
                     self._scan(build, StoreFiles.open(self.path), start=self._end, end=store.control[Word.TAIL])
-                    refuse_break(StoreFiles.open(self.path, read_watermark(self.path, self.disk)), self._end)
+                    unfit_log.refuse_break(StoreFiles.open(self.path, read_watermark(self.path, self.disk)), self._end)
                     self._finish(build)
                     report = self._report(build, StoreFiles.open(self.path), started)
                     self._refuse(report, accept)
@@ -191,7 +190,7 @@ class Rebuilding:
             build = self._build(files, self.paths.rebuild)
             try:
                 self._read(build, files)
-                refuse_short(files, self._end, is_alone=True)
+                unfit_log.refuse_short(files, self._end, is_alone=True)
                 self._finish(build)
                 report = self._report(build, files, started)
                 self._refuse(report, accept)
@@ -237,23 +236,24 @@ class Rebuilding:
         for records in scan:
             if len(records):
                 build.add(records)
-                self._note_wrong_crcs(wrong_crcs(records, partial(record_at, files.commitlog), files.commitlog_file))
+                wrong = wrong_crcs(records, partial(record_at, files.commitlog), files.commitlog_file)
+                self._note_wrong_crcs(wrong, files)
         self._end = max(self._end, scan.end_offset)
         self._refuse_damages(scan.damages)
 
-    def _note_wrong_crcs(self, found: Iterable[Finding]) -> None:
-        self._wrong_crc = self._wrong_crc or next(iter(found), None)
+    def _note_wrong_crcs(self, found: Iterable[Finding], files: StoreFiles) -> None:
+        self._unsound = self._unsound or unfit_log.first_unsound(files.commitlog, found)
 
     def _refuse_damages(self, damages: list[Damage]) -> None:
         self._damages += damages
-        refuse_damages(self.path, damages)
+        unfit_log.refuse_damages(self.path, damages)
 
     def _report(self, build: Build, files: StoreFiles, started: float, misfits: Sequence[Misfit] = ()) -> RebuildReport:
         different = tuple(differences(build, files, self.disk, self._end))
         if different and self.refuses_damaged_records:
-            refuse_wrong_crc(self.path, self._wrong_crc)
+            unfit_log.refuse_unsound(self.path, self._unsound)
             first = {(one.kind, one.directory): one.first for one in different if one.part == "consumequeue"}
-            refuse_lost(files, first, build.queues)
+            unfit_log.refuse_lost(files, first, build.queues)
         return RebuildReport(
             path=self.path,
             generation=build.generation.label,

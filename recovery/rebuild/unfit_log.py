@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from broker.errors import CorruptStore
 from broker.format.commitlog import RECORD_SIZE_MIN
 from broker.store.disk.paths import Paths
+from broker.store.read.segments import Listing
 from recovery.findings import Finding
 from recovery.rebuild.file_writers import UnitFiles
 from recovery.scan.record_at import record_at
@@ -26,7 +27,20 @@ def refuse_damages(path: str, damages: Iterable[Damage]) -> None:
             raise _unfit(path, damage.file, damage.commitlog_offset, damage.reason)
 
 
-def refuse_wrong_crc(path: str, first: Finding | None) -> None:
+def first_unsound(listing: Listing, wrong: Iterable[Finding]) -> Finding | None:
+    """The first of some records that fail a CRC which may have a wrong topic, queue or type.
+
+    One that fails that of its body alone says nothing of those: no CRC covers them in a record without that of the
+    whole record, which brokers write only when they are asked to.
+    """
+    for one in wrong:
+        record = record_at(listing, one.commitlog_offset)
+        if record is None or record.bad_record_crcs().any():
+            return one
+    return None
+
+
+def refuse_unsound(path: str, first: Finding | None) -> None:
     """Records that fail their CRC, where files would change: a wrong topic, queue or type takes others' places."""
     if first is not None:
         raise _unfit(path, first.file, first.commitlog_offset, _WRONG_CRC)

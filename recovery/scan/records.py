@@ -261,10 +261,13 @@ class Records:
             return np.flatnonzero(whole.columns["bad_crc"][numbers])
         starts, lengths = self.body_at, self.body_lengths
         found = _crcs(self.window, starts, starts + lengths)
-        return np.flatnonzero((found != self.field("body_crc")) | self._bad_record_crcs())
+        return np.flatnonzero((found != self.field("body_crc")) | self.bad_record_crcs())
 
-    def _bad_record_crcs(self) -> Bools:
-        """A last property with no more than one byte wrong in it is a record CRC that was damaged."""
+    def bad_record_crcs(self) -> Bools:
+        """Which records fail the whole record's CRC; never one that carries none.
+
+        A last property with no more than one byte wrong in it is a record CRC that was damaged.
+        """
         bad = np.zeros(len(self), np.bool_)
         stops = self.at + self.sizes
         begins = stops - RECORD_CRC_SIZE

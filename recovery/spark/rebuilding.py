@@ -143,7 +143,8 @@ class _OnSpark(Rebuilding):
                 self._end = max(self._end, inspected.end_offset)
                 self._refuse_damages([*_of_files(log), *inspected.damages])
                 for summary in inspected.summaries:
-                    self._note_wrong_crcs(one for one in summary.findings if one.kind == "crc-mismatch")
+                    wrong = (one for one in summary.findings if one.kind == "crc-mismatch")
+                    self._note_wrong_crcs(wrong, files)
                 build.take(self._spark, executor, inspected)
             finally:
                 executor.close()

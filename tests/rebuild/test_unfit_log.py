@@ -126,3 +126,22 @@ def test_a_record_that_states_the_number_of_another_does_not_take_its_place(gold
         with pytest.raises(CorruptStore, match=f"message {last.queue_offset ^ bit} of queue 0 of PayTopic"):
             rebuild(path, apply=apply, broker_is_stopped=True, still_s=0)
     assert derived(path) == before
+
+
+@pytest.mark.usefixtures("is_still")
+def test_a_body_that_fails_its_crc_hinders_no_rebuild_where_no_crc_covers_the_rest(
+    golden_copy: Callable[[str], Path],
+) -> None:
+    """As in a store of a broker by default: the topic, queue and type of that record are as good as those of others."""
+    path = golden_copy("rocketmq-5.3.3-clean")
+    segment = path / "commitlog" / f"{0:020}"
+    with segment.open("r+b") as file:
+        file.seek(88)  # of the first record, its body
+        byte = file.read(1)
+        file.seek(88)
+        file.write(bytes([byte[0] ^ 1]))
+    assert verify(path).findings.counts == {"crc-mismatch": 1}
+    shutil.rmtree(path / "index")
+    assert rebuild(path, apply=True, broker_is_stopped=True, still_s=0).differences
+    assert (path / "index").is_dir()
+    assert verify(path).findings.counts == {"crc-mismatch": 1}
