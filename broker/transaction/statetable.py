@@ -22,7 +22,7 @@ from broker.format.topics import SCHEDULE_TOPIC
 from broker.message import Message, ReceivedMessage
 from broker.store.shared.control import Word
 from broker.store.write.compose import KEPT_FLAGS, Origin, Statement, check_arguments, compose_half
-from broker.store.write.dispatch import prepared_slots
+from broker.store.write.dispatch import slots_in_state
 from broker.store.write.pending_record import Appended, PendingRecord, check_size
 from broker.store.write.uniquekey import new_unique_key
 from broker.transaction.durability import Waiting
@@ -338,7 +338,7 @@ class StateTableService(TransactionalMessageService):
         words = self._writer.control
         while True:
             generation = words[Word.GENERATION]
-            found = list(prepared_slots(self._dispatcher.table, 0, words[Word.SLOTS]))
+            found = list(slots_in_state(self._dispatcher.table, _PREPARED, 0, words[Word.SLOTS]))
             if words[Word.GENERATION] == generation:  # else another table was put in place of the one that was read
                 return found
             self._catch_up()

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import URL, Engine, create_engine, select, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
 
 import broker
 from broker.database.ledger_binding import LEDGER_BINDING, Binding, KnownLedger, KnownLedgers
@@ -20,7 +21,7 @@ from broker.database.ledger_identity import DatabaseIdentity, difference
 from broker.errors import StoreError, TransactionError
 from broker.ledger import Ledger, executor
 from broker.store.read.layout import StoreLayout
-from recovery.checkback.ledgers.proof import CommittedKey, LedgerFacts, judge
+from recovery.checkback.ledgers.proof import CommittedKey, LedgerEvidence, LedgerFacts, judge
 
 STORE = "5" * 32
 SMALL = StoreLayout(1 << 22, 20 * 4000, 24 * 4000, 20 * 4000, 1000, 4000)
@@ -211,3 +212,20 @@ def test_a_file_that_is_damaged_is_a_sentence(tmp_path: Path) -> None:
         known.all()
     with pytest.raises(TransactionError, match="names no binding"):
         known.get("../../store")
+
+
+def test_the_evidence_is_the_newest_transactions_that_committed(tmp_path: Path) -> None:
+    ledger = Ledger(create_engine(f"sqlite:///{tmp_path / 'shop.db'}"))
+    ledger.create_all()
+    with broker.open(tmp_path / "store", sync="os", layout=SMALL) as store:
+        producer = store.producer("shop", topics=["orders"], ledger=ledger)
+        for number in range(40):
+            with Session(ledger.engine) as session:
+                producer.send(broker.Message("orders", b"x", keys=[str(number)]), session)
+                session.commit() if number % 4 else session.rollback()
+        for _ in range(50):
+            store.transactions.prepare(broker.Message("orders", b"in doubt"), "shop")
+        binding = ledger.binding(store.store_id).binding_id
+        committed = LedgerEvidence(store).committed(binding)
+        halves = [store.transactions.message(store.transactions.half(key.commitlog_offset)) for key in committed]
+    assert [half.keys for half in halves] == [(str(number),) for number in range(39, 0, -1) if number % 4]

@@ -9,6 +9,7 @@ import pytest
 
 import broker
 from broker.errors import CorruptRecord
+from broker.store.disk.files import Disk
 from broker.store.read import commitlog
 
 LAYOUT = broker.StoreLayout(segment_bytes=1 << 16)
@@ -53,3 +54,24 @@ def test_what_expired_is_left_out_and_damage_is_said(path: Path) -> None:
             file.write(bytes(8))
         with pytest.raises(CorruptRecord, match="checkback verify"):
             store.commitlog.raws(kept)
+
+
+def test_one_that_somebody_named_is_read_after_one_look_at_the_directory(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[str] = []
+    with broker.open(path, read_only=True) as store:
+        records = list(store.records())
+        stamp = Disk.stamp
+        monkeypatch.setattr(Disk, "stamp", lambda disk, path: looks.append(path) or stamp(disk, path))
+        assert [store.commitlog.at(record.commitlog_offset) for record in records] == records
+        assert len(looks) == len(records)
+
+
+def test_one_that_somebody_named_is_found_in_a_segment_that_came_later(path: Path) -> None:
+    with broker.open(path, read_only=True) as reader, broker.open(path, sync="os") as store:
+        end = reader.commitlog.end_offset
+        sent = [store.append(broker.Message("orders", bytes(3000))).commitlog_offset for _ in range(30)]
+        assert sent[-1] // LAYOUT.segment_bytes > end // LAYOUT.segment_bytes
+        found = [reader.commitlog.at(offset) for offset in reversed(sent)]
+        assert [record and record.commitlog_offset for record in found] == sent[::-1]

@@ -17,10 +17,11 @@ from broker.format.checkpoint import Checkpoint as RocketCheckpoint
 from broker.format.checkpoint import encode as encode_rocket
 from broker.format.consumequeue import UNIT_SIZE
 from broker.format.statetable import SLOT_SIZE
+from broker.format.sysflag import TransactionType
 from broker.store.disk.files import Missing
 from broker.store.shared.checkpoint_file import OwnCheckpoint, landmarks
 from broker.store.shared.control import Word
-from broker.store.write.dispatch import prepared_slots
+from broker.store.write.dispatch import slots_in_state
 from broker.store.write.mapped import MappedQueue
 from broker.store.write.parts import StoreParts
 
@@ -111,8 +112,8 @@ def slots_in_doubt(parts: StoreParts, before: OwnCheckpoint) -> list[int]:
     """
     table, slots = parts.dispatcher.table, list[int]()
     for slot in before.in_doubt:
-        slots += prepared_slots(table, slot, slot + 1)
-    slots += prepared_slots(table, before.slots, parts.control[Word.SLOTS])
+        slots += slots_in_state(table, TransactionType.PREPARED, slot, slot + 1)
+    slots += slots_in_state(table, TransactionType.PREPARED, before.slots, parts.control[Word.SLOTS])
     return slots
 
 

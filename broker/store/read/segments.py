@@ -99,6 +99,11 @@ class Listing:
             return None
         return self.segments[index]
 
+    def room(self, position: int) -> int:
+        """How many bytes the segment has from a position on; 0 where there is no segment."""
+        segment = self.at(position)
+        return 0 if segment is None else segment.base + self.segment_size - position
+
     def based(self, base: int) -> Segment | None:
         """The segment that begins at a position."""
         index = bisect_right(self.segments, base, key=lambda segment: segment.base) - 1
@@ -145,12 +150,13 @@ class SegmentQueue:
         size = segment_size(segments)
         return Listing(segments, size, tuple(damages_of(segments, size)), others, stamp)
 
-    def read(self, position: int, size: int) -> bytes:
+    def read(self, position: int, size: int, listing: Listing | None = None) -> bytes:
         """The bytes from a position on: fewer where the queue or what is whole of it ends, none outside it.
 
-        Raises CorruptStore when no live queue would lack the byte at the position.
+        A `listing` of this moment spares the first look at the directory. Raises CorruptStore when no live queue would
+        lack the byte at the position.
         """
-        data = self.read_listed(self.listing(), position, size)
+        data = self.read_listed(listing or self.listing(), position, size)
         if len(data) < size:  # the directory may have changed under us: files grow, expire, are replaced
             listing = self.listing(fresh=True)
             data = self.read_listed(listing, position, size)

@@ -10,7 +10,8 @@ RocketMQ: DefaultMessageStore.doDispatch, ConsumeQueue.putMessagePositionInfo, T
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from broker.errors import CorruptStore
 from broker.format.consumequeue import UNIT_SIZE
@@ -37,6 +38,8 @@ _ROLLBACK = int(TransactionType.ROLLBACK)
 ANY_HALF = -1  # in the place of a CommitLog offset
 _DELAYS_MS = parse_delay_levels()
 _SLOTS, _REDO_UNITS, _GENERATION = int(Word.SLOTS), int(Word.REDO_UNITS), int(Word.GENERATION)
+
+_Read = TypeVar("_Read")
 
 
 class Dispatcher:
@@ -192,12 +195,19 @@ class Dispatcher:
 
     def slot(self, slot: int) -> Slot:
         """What the state table holds; needs no lock. Raises Missing for a slot whose file is not there."""
+        return self._of_one_table(lambda: Slot.unpack_from(*self.table.existing(slot * SLOT_SIZE)))
+
+    def slots_in_state(self, state: int, first: int, stop: int) -> list[int]:
+        """Those of the slots [first, stop) that say a state; see `slots_in_state` of this module. Needs no lock."""
+        return self._of_one_table(lambda: list(slots_in_state(self.table, state, first, stop)))
+
+    def _of_one_table(self, read: Callable[[], _Read]) -> _Read:
+        """What `read` finds in the state table, read again where another one was put in its place meanwhile."""
         while True:
             generation = self._words[_GENERATION]
             if generation != self.generation:
                 self.table.forget()  # the next append releases the rest
-            view, at = self.table.existing(slot * SLOT_SIZE)
-            found = Slot.unpack_from(view, at)
+            found = read()
             if self._words[_GENERATION] == generation:
                 return found
 
@@ -217,18 +227,18 @@ def states(view: memoryview[int], start: int, stop: int) -> bytes:
     return bytes(view[start * SLOT_SIZE + _LAST_OF_STATE : stop * SLOT_SIZE : SLOT_SIZE])
 
 
-def prepared_slots(table: MappedQueue, first: int, stop: int) -> Iterator[int]:
-    """The slots [first, stop) that say prepared, in order; what lies in files that retention removed is settled."""
+def slots_in_state(table: MappedQueue, state: int, first: int, stop: int) -> Iterator[int]:
+    """The slots [first, stop) that say a state, in order, without those in files that retention removed."""
     per_file = table.file_size // SLOT_SIZE
     while first < stop:
         end = min(stop, first - first % per_file + per_file)
         with contextlib.suppress(Missing):
             view, at = table.existing(first * SLOT_SIZE)
             found = states(view, at // SLOT_SIZE, at // SLOT_SIZE + end - first)
-            number = found.find(_PREPARED)
+            number = found.find(state)
             while number >= 0:
                 yield first + number
-                number = found.find(_PREPARED, number + 1)
+                number = found.find(state, number + 1)
         first = end
 
 

@@ -106,13 +106,12 @@ class LedgerEvidence:
         """CommitLog offsets of the committed half messages among the last slots, the newest first."""
         writer = self._store.writer
         count = int(writer.control[Word.SLOTS])
-        for slot in range(count - 1, max(-1, count - 1 - _SLOTS_LOOKED_AT), -1):
+        first = max(0, count - _SLOTS_LOOKED_AT)
+        for slot in reversed(writer.dispatcher.slots_in_state(TransactionType.COMMIT, first, count)):
             try:
-                found = writer.dispatcher.slot(slot)
-            except Missing:  # retention removed the rest
+                yield writer.dispatcher.slot(slot).commitlog_offset
+            except Missing:  # retention removed it, and all before it
                 return
-            if found.state == TransactionType.COMMIT:
-                yield found.commitlog_offset
 
     def is_by_hand(self, commitlog_offset: int) -> bool:
         """Whether a person or a policy committed it, and not its ledger: the end record says who and why."""
