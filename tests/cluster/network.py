@@ -102,7 +102,7 @@ class Proxy(_Listener):
 
 
 class NameServer(_Listener):
-    """Answers that every topic is at every one of the brokers, with two queues at each."""
+    """Answers that every topic is at every one of the brokers, with two queues at each; without brokers nowhere."""
 
     def __init__(self, brokers: Mapping[str, str]) -> None:
         self.brokers = dict(brokers)
@@ -121,7 +121,7 @@ class NameServer(_Listener):
         }
         if command.code == RequestCode.GET_BROKER_CLUSTER_INFO:
             return command.answer(0, body=dumps({"brokerAddrTable": datas, "clusterAddrTable": {"C": list(datas)}}))
-        if command.ext.get("topic", "").startswith(("nowhere", "TBW102")):
+        if not datas or command.ext.get("topic", "").startswith(("nowhere", "TBW102")):
             return command.answer(ResponseCode.TOPIC_NOT_EXIST, "No topic route info")
         count = 1 if command.ext.get("topic", "").startswith("%RETRY%") else 2
         queues = [

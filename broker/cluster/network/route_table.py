@@ -19,6 +19,9 @@ from broker.remoting.command import RemotingCommand
 from broker.remoting.header import Header
 from broker.remoting.routes import BrokerData, TopicRoute, decode_clusters, decode_route
 
+_PATIENCE_S = 1.0  # for a name server that hangs, where an old route would do
+_AGAIN_S = 5.0  # after none answered: until then old routes do
+
 
 class RouteTable:
     """The routes that this client uses. All of it runs in the client's event loop."""
@@ -29,33 +32,52 @@ class RouteTable:
         self._members: tuple[BrokerData, ...] = ()  # of the cluster, where it was asked for
         self._brokers: dict[str, BrokerData] = {}  # those of all routes, and of the cluster
         self._first = 0  # the name server that answered last
+        self._again_s = -math.inf  # until then the known routes do
         self._cluster = settings.cluster or ""
 
     async def route(self, topic: str, *, max_age_s: float | None = None) -> TopicRoute | None:
         """Where a topic is; None where it is nowhere. An old route stays while no name server answers.
 
-        Raises ClusterError when none answers and there is no old one.
+        It also stays where a name server does not know the topic, until nothing of it can be reached: one that was just
+        started knows nothing yet. With a `max_age_s` of 0 only the answer counts. Raises ClusterError when none answers
+        and there is no old route.
         """
         now_s = asyncio.get_running_loop().time()
         held = self._routes.get(topic)
-        if held is not None and now_s - held[0] < (self._settings.route_s if max_age_s is None else max_age_s):
+        if held is not None and (
+            now_s - held[0] < (self._settings.route_s if max_age_s is None else max_age_s)
+            or (max_age_s is None and now_s < self._again_s)
+        ):
             return held[1]
         try:
             answer = await self._ask(
-                RequestCode.GET_ROUTEINFO_BY_TOPIC, TopicRequestHeader(topic, accept_standard_json_only=True)
-            )
+                RequestCode.GET_ROUTEINFO_BY_TOPIC, TopicRequestHeader(topic, accept_standard_json_only=True),
+                timeout_s=None if held is None else min(_PATIENCE_S, self._settings.call_timeout_s),
+            )  # fmt: skip
         except ClusterError:
             if held is None:
                 raise
+            self._again_s = asyncio.get_running_loop().time() + _AGAIN_S
             return held[1]
         if answer.code == ResponseCode.TOPIC_NOT_EXIST:
-            self._routes.pop(topic, None)
-            self._collect()
-            return None
+            return self._unknown(topic, now_s, is_final=max_age_s == 0)
         found = decode_route(checked(answer, RequestCode.GET_ROUTEINFO_BY_TOPIC, "the name server").body)
         self._routes[topic] = (now_s, found)
         self._collect()
         return found
+
+    def _unknown(self, topic: str, now_s: float, *, is_final: bool) -> TopicRoute | None:
+        """What counts for a topic that a name server does not know.
+
+        RocketMQ: MQClientInstance.updateTopicRouteInfoFromNameServer keeps the old route without end (5.3.3).
+        """
+        held = self._routes.get(topic)
+        if held is not None and held[0] > -math.inf and not is_final:
+            self._routes[topic] = (now_s, held[1])
+            return held[1]
+        self._routes.pop(topic, None)
+        self._collect()
+        return None
 
     def expire(self, topic: str) -> None:
         """Nothing that its route names could be reached: the next use asks a name server."""
@@ -119,12 +141,14 @@ class RouteTable:
         """The addresses of all masters that routes name: who gets heartbeats."""
         return sorted({one.master for one in self._brokers.values() if one.master is not None})
 
-    async def _ask(self, code: RequestCode, header: Header | None = None) -> RemotingCommand:
-        """The answer of the first name server that gives one. Raises ClusterError."""
+    async def _ask(
+        self, code: RequestCode, header: Header | None = None, *, timeout_s: float | None = None
+    ) -> RemotingCommand:
+        """The answer of the first name server that gives one; each has `timeout_s` for it. Raises ClusterError."""
         failures = []
         for number, place in self._by_turns():
             try:
-                answer = await self._channels.request(place, code, header)
+                answer = await self._channels.request(place, code, header, timeout_s=timeout_s)
             except ClusterError as error:
                 failures.append(str(error))
             else:

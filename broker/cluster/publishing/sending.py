@@ -80,10 +80,10 @@ class Sender:
         *, is_half: bool = False,
     ) -> Placed:  # fmt: skip
         settings, loop = self._client.settings, asyncio.get_running_loop()
-        deadline_s = loop.time() + settings.send_timeout_s
         tries = 1 if sharding_key is not None else 1 + settings.send_retries  # another queue would be another order
         failed: frozenset[str] = frozenset()
         queues = await self._queues(topic)
+        deadline_s = loop.time() + settings.send_timeout_s  # a name server that hung took time of its own
         failure: ClusterError | None = None
         for _ in range(tries):
             left_s = deadline_s - loop.time()

@@ -1,0 +1,71 @@
+"""What name servers do or fail to do keeps no message from brokers that are there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import pytest
+
+import broker
+from broker.cluster.live_cluster import connect
+from broker.cluster.network import route_table
+from tests.backends.clusters import Connected
+from tests.cluster.network import NameServer, Proxy
+
+
+@dataclass
+class Named:
+    """A client whose routes are always old, and its name server, behind a proxy."""
+
+    client: broker.LiveCluster
+    name_server: NameServer
+    proxy: Proxy
+
+    def send(self) -> str:
+        return self.client.producer("plain").send(broker.Message("carts", b"lamp")).broker_name
+
+
+@pytest.fixture
+def named(served: Connected) -> Iterator[Named]:
+    with ExitStack() as stack:
+        name_server = stack.enter_context(NameServer({"broker-a": served.proxy.target}))
+        proxy = stack.enter_context(Proxy())
+        proxy.target = name_server.address
+        client = stack.enter_context(connect(f"rocketmq://{proxy.address}", route_s=0.0, call_timeout_s=1.0))
+        yield Named(client, name_server, proxy)
+
+
+def test_a_name_server_that_hangs_keeps_no_message_back(named: Named, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The send waits a moment for it, and not longer than a send may take."""
+    monkeypatch.setattr(route_table, "_PATIENCE_S", 0.05)
+    object.__setattr__(named.client._settings, "send_timeout_s", 1.0)
+    assert named.send() == "broker-a"
+    named.proxy.answer = lambda _: None
+    asked = len(named.proxy.passed)
+    assert [named.send() for _ in range(3)] == ["broker-a"] * 3
+    assert len(named.proxy.passed) == asked + 1  # and not for each message
+
+
+def test_a_name_server_that_was_just_started_keeps_no_message_back(named: Named) -> None:
+    """It knows no topic until its brokers register again, within 30 seconds."""
+    with named.client.consumer("billing", "carts") as consumer:
+        assert named.send() == "broker-a"
+        named.name_server.brokers = {}
+        assert named.send() == "broker-a"
+        assert [consumer.receive(10.0) is not None for _ in range(2)] == [True, True]
+    assert named.client.topic("carts") is None  # its own answer
+
+
+def test_a_topic_that_no_name_server_and_no_broker_has_is_gone(named: Named) -> None:
+    assert named.send() == "broker-a"
+    named.name_server.brokers = {}
+    named.client._loop.run(_expired(named.client))
+    with pytest.raises(broker.ClusterError, match="has the topic carts: make it"):
+        named.send()
+
+
+async def _expired(client: broker.LiveCluster) -> None:
+    """As after a send that no broker took."""
+    client._client.routes.expire("carts")
