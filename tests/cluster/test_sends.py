@@ -228,6 +228,16 @@ def test_several_name_servers_and_a_topic_that_is_nowhere(backend: Connected) ->
             cluster.producer("plain").send(broker.Message("nowhere", b"x"))
 
 
+def test_a_topic_that_can_only_be_read_is_said(served: Connected) -> None:
+    """It is not "nowhere", and its message does not go where the default topic would make it."""
+    ext = {"topic": "archive", "defaultTopic": "TBW102", "readQueueNums": 4, "writeQueueNums": 4, "perm": 4,
+           "topicFilterType": "SINGLE_TAG", "order": "false"}  # fmt: skip
+    with WireClient(served.proxy.target) as operator:
+        assert operator.request(RequestCode.UPDATE_AND_CREATE_TOPIC, ext).code == ResponseCode.SUCCESS
+    with pytest.raises(broker.NotPermitted, match=r"archive can only be read now: its brokers \(broker-a\) take no"):
+        served.client.producer("plain").send(broker.Message("archive", b"x"))
+
+
 def test_another_cluster_must_be_named(backend: Connected) -> None:
     with pytest.raises(broker.ClusterError, match="cluster=NAME"):
         broker.connect(backend.client.path, cluster="other")

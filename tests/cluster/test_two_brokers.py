@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import broker
+from broker.format.config import PERM_READ
 from tests.cluster.conftest import LAYOUT, SOON, Buy
 from tests.cluster.network import NameServer
 from tests.producer.delivered import delivered
@@ -66,6 +67,20 @@ def test_a_broker_that_is_gone_keeps_nobody_from_the_others(two: TwoBrokers) -> 
         for number in range(4):
             producer.send(broker.Message("carts", b"after %d" % number))
         assert len(acknowledged(consumer, 4)) == 4
+
+
+def test_a_broker_that_is_read_only_is_gone_around(two: TwoBrokers, ledger: broker.Ledger, buy: Buy) -> None:
+    """The route says so only later; a message with a sharding key stays with its queue."""
+    plain, producer = two.client.producer("plain"), two.client.producer("shop", topics=["orders"], ledger=ledger)
+    for topic in ("carts", "orders"):
+        two.stores[0].create_topic(topic, queues=2, message_type="", perm=PERM_READ)
+    assert {plain.send(broker.Message("carts", b"lamp")).broker_name for _ in range(4)} == {"broker-b"}
+    for number in range(4):
+        buy(producer, number)
+    assert len(delivered(two.stores[1])) == 4
+    two.stores[1].create_topic("carts", queues=2, message_type="", perm=PERM_READ)
+    with pytest.raises(broker.NotPermitted, match=r"topic\[carts\] sending message is forbidden"):
+        plain.send(broker.Message("carts", b"lamp"))
 
 
 def acknowledged(consumer: broker.ClusterConsumer, count: int) -> set[bytes]:

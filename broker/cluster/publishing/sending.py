@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from broker.cluster.network.channels import checked
 from broker.cluster.network.client import ClusterClient
 from broker.cluster.publishing.queue_choice import FAILED_MS, FaultTable, choose
-from broker.errors import ClusterError, MessageRejected
+from broker.errors import BrokerError, ClusterError, MessageRejected, NotPermitted
 from broker.format import properties as names
 from broker.format.commitlog import MESSAGE_SIZE_MAX
+from broker.format.config import PERM_WRITE
 from broker.format.sysflag import TransactionType
 from broker.format.topics import AUTO_CREATE_TOPIC
 from broker.message import Message
@@ -28,6 +29,7 @@ from broker.remoting.codes import RequestCode, ResponseCode
 from broker.remoting.command import HEADER_BYTES_MAX, RemotingCommand
 from broker.remoting.frames import FRAME_BYTES_MAX
 from broker.remoting.message_headers import SendMessageRequestHeader, SendMessageResponseHeader
+from broker.remoting.routes import TopicRoute
 
 DEFAULT_QUEUES = 4  # RocketMQ: defaultTopicQueueNums of a producer
 _BATCH_BYTES_MAX = FRAME_BYTES_MAX - HEADER_BYTES_MAX
@@ -37,8 +39,16 @@ _STATUSES = {
     ResponseCode.FLUSH_SLAVE_TIMEOUT: "FLUSH_SLAVE_TIMEOUT",
     ResponseCode.SLAVE_NOT_AVAILABLE: "SLAVE_NOT_AVAILABLE",
 }
-_RETRIED = {1, 2, 14, 16, 17, 204, 205, 1500}  # RocketMQ: DefaultMQProducer.retryResponseCodes (5.3.3)
-_NOT_STORED = {2, 14, 16, 17, 1500}
+_RETRIED = {
+    1,
+    2,
+    14,
+    17,
+    204,
+    205,
+    1500,
+}  # and NotPermitted, 16, at another broker. RocketMQ: DefaultMQProducer.retryResponseCodes (5.3.3)
+_NOT_STORED = {2, 14, 17, 1500}
 
 
 @dataclass(frozen=True)
@@ -83,8 +93,11 @@ class Sender:
         tries = 1 if sharding_key is not None else 1 + settings.send_retries  # another queue would be another order
         failed: frozenset[str] = frozenset()
         queues = await self._queues(topic)
-        deadline_s = loop.time() + settings.send_timeout_s  # a name server that hung took time of its own
-        failure: ClusterError | None = None
+        brokers = {queue.broker_name for queue in queues}
+        deadline_s = (
+            loop.time() + settings.send_timeout_s
+        )  # from here on: a name server that hangs took time of its own
+        failure: BrokerError | None = None
         for _ in range(tries):
             left_s = deadline_s - loop.time()
             if left_s <= 0:
@@ -99,11 +112,11 @@ class Sender:
                 address = self._client.routes.master(queue.broker_name)
                 answer = await self._client.channels.request(address, code, header, body, timeout_s=left_s)
                 placed = placed_by(answer, code, address, queue)
-            except ClusterError as error:
+            except (ClusterError, NotPermitted) as error:
                 self._faults.note(queue.broker_name, FAILED_MS, loop.time() * 1000)
                 self._client.routes.expire(topic)
                 failure, failed = error, failed | {queue.broker_name}
-                if not _may_try_again(error, is_half=is_half):
+                if not _may_try_again(error, is_half=is_half, is_last=failed >= brokers):
                     raise
                 continue
             self._faults.note(queue.broker_name, (loop.time() - started_s) * 1000, loop.time() * 1000)
@@ -121,11 +134,13 @@ class Sender:
     async def _queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """The queues to send to; those of the default topic where brokers make topics by a first message.
 
-        Raises ClusterError when the topic is nowhere.
+        Raises ClusterError when the topic is nowhere, NotPermitted when it is read-only everywhere.
         """
         routes = self._client.routes
         route = await routes.route(topic)
         queues = () if route is None else route.writable(topic)
+        if route is not None and not queues:  # the default topic would make it again at a broker that does not have it
+            raise _not_writable(topic, route)
         if not queues:
             default = await routes.route(AUTO_CREATE_TOPIC)
             known = () if default is None else default.writable(topic)
@@ -140,6 +155,14 @@ def no_route(topic: str, url: str) -> str:
     return f"no broker of {url} has the topic {topic}: make it, cluster.create_topic({topic!r}), or mqadmin updateTopic"
 
 
+def _not_writable(topic: str, route: TopicRoute) -> BrokerError:
+    """The error for a topic that has no queue to send to."""
+    names = ", ".join(sorted({one.broker_name for one in route.queues})) or "none"
+    if any(one.perm & PERM_WRITE and one.write_count for one in route.queues):
+        return ClusterError(f"no broker that has the topic {topic} has a master now: {names}")
+    return NotPermitted(f"the topic {topic} can only be read now: its brokers ({names}) take no messages for it")
+
+
 def placed_by(answer: RemotingCommand, code: RequestCode, address: str, queue: MessageQueue) -> Placed:
     """Where an answer says that a message is. Raises ClusterError, MessageRejected, NotPermitted."""
     is_stored = answer.code in _STATUSES and "msgId" in answer.ext  # a slave answers SLAVE_NOT_AVAILABLE alone
@@ -148,7 +171,9 @@ def placed_by(answer: RemotingCommand, code: RequestCode, address: str, queue: M
     return Placed(queue, SendMessageResponseHeader.decode(answer.ext), _STATUSES[ResponseCode(answer.code)])
 
 
-def _may_try_again(error: ClusterError, *, is_half: bool) -> bool:
+def _may_try_again(error: ClusterError | NotPermitted, *, is_half: bool, is_last: bool) -> bool:
+    if isinstance(error, NotPermitted):  # it stored nothing: another broker may take it
+        return not is_last
     if error.code is None:
         return not (is_half and error.was_sent)
     return error.code in (_NOT_STORED if is_half else _RETRIED)
