@@ -39,15 +39,8 @@ _STATUSES = {
     ResponseCode.FLUSH_SLAVE_TIMEOUT: "FLUSH_SLAVE_TIMEOUT",
     ResponseCode.SLAVE_NOT_AVAILABLE: "SLAVE_NOT_AVAILABLE",
 }
-_RETRIED = {
-    1,
-    2,
-    14,
-    17,
-    204,
-    205,
-    1500,
-}  # and NotPermitted, 16, at another broker. RocketMQ: DefaultMQProducer.retryResponseCodes (5.3.3)
+# RocketMQ: DefaultMQProducer.retryResponseCodes (5.3.3), where 16 is one of them: NotPermitted here.
+_RETRIED = {1, 2, 14, 17, 204, 205, 1500}
 _NOT_STORED = {2, 14, 17, 1500}
 
 
@@ -94,9 +87,7 @@ class Sender:
         failed: frozenset[str] = frozenset()
         queues = await self._queues(topic)
         brokers = {queue.broker_name for queue in queues}
-        deadline_s = (
-            loop.time() + settings.send_timeout_s
-        )  # from here on: a name server that hangs took time of its own
+        deadline_s = loop.time() + settings.send_timeout_s  # from here on: a name server that hangs took its own time
         failure: BrokerError | None = None
         for _ in range(tries):
             left_s = deadline_s - loop.time()
