@@ -11,7 +11,7 @@ from broker.errors import AlreadyEnded, TransactionError
 from broker.ledger import COMMITTED, ROLLED_BACK, Ledger
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection, Table
+    from sqlalchemy import Connection, Dialect, Table
     from sqlalchemy.engine.interfaces import DBAPIConnection
 
 _BATCH = 500  # keys in one SELECT: any database takes so many parameters
@@ -42,8 +42,8 @@ class SqlAlchemyRows:
         self._finds_its_place = ledger.dialect == "postgresql" and table.schema is None
         if self._finds_its_place:
             self._insert = self._insert.returning(literal_column("tableoid"))
-        self._sql: str | None = None
-        self._values: Callable[[dict[str, Any]], Any]  # a row as the driver takes it
+        # By driver, since sessions may have several: the statement, and what makes a row what the driver takes.
+        self._compiled: dict[tuple[str, str], tuple[str, Callable[[dict[str, Any]], Any]]] = {}
         self._home: int | None = None  # PostgreSQL's id of the table that check-back reads
 
     def insert(self, connection: Connection, key: str, producer_group: str, store_id: str) -> None:
@@ -55,14 +55,9 @@ class SqlAlchemyRows:
             "store_id": store_id,
             "decided_by": None,
         }
-        if self._sql is None:  # compiled once: each purchase pays for this statement
-            compiled = self._insert.compile(dialect=connection.dialect)
-            places = compiled.positiontup  # in the order of the driver's places; None where it takes names
-            self._values = dict if places is None else itemgetter(*places)
-            self._sql = str(compiled)
-        values = self._values(row)
+        statement, values_of = self._statement(connection.dialect)
         try:
-            done = connection.exec_driver_sql(self._sql, values)
+            done = connection.exec_driver_sql(statement, values_of(row))
         except self._integrity_error as error:
             text = f"check-back rolled the transaction {key} back, since it took too long: nothing was saved"
             raise AlreadyEnded(f"{text}. Do it again, or raise first_check_after", state=ROLLED_BACK) from error
@@ -81,6 +76,16 @@ class SqlAlchemyRows:
             wanted = column.in_(keys[start : start + _BATCH])
             found.update(key for (key,) in connection.execute(self._select.where(wanted)))
         return found
+
+    def _statement(self, dialect: Dialect) -> tuple[str, Callable[[dict[str, Any]], Any]]:
+        """The INSERT of a row, compiled once: each purchase pays for this statement."""
+        driver = (dialect.driver, dialect.paramstyle)
+        known = self._compiled.get(driver)
+        if known is None:
+            compiled = self._insert.compile(dialect=dialect)
+            places = compiled.positiontup  # in the order of the driver's places; None where it takes names
+            known = self._compiled[driver] = str(compiled), dict if places is None else itemgetter(*places)
+        return known
 
     def _check_home(self, connection: Connection, table_id: int) -> None:
         """Raises TransactionError when the session's search_path leads to another table than check-back's.

@@ -253,6 +253,20 @@ async def a_sync_session_in_a_coroutine(desk: AsyncDesk) -> None:
         await producer.send_async(desk.message(2), connection)
 
 
+@cases.there(1, 2)
+async def sessions_of_two_drivers(desk: AsyncDesk) -> None:
+    """One producer with one ledger: a worker's Session by psycopg, and a route's AsyncSession by asyncpg."""
+    producer = desk.shop.producer()
+    with desk.shop.session() as session:
+        desk.save(session, 1)
+        producer.send(desk.message(1), session)
+        session.commit()
+    async with desk.open() as engine, AsyncSession(engine) as asynchronous:
+        await asynchronous.execute(INSERT, {"id": desk.first + 2})
+        await producer.send_async(desk.message(2), asynchronous)
+        await asynchronous.commit()
+
+
 @cases.there(1)
 async def the_sync_session_inside(desk: AsyncDesk) -> None:
     """It is for run_sync(): elsewhere SQLAlchemy raised MissingGreenlet."""
