@@ -161,6 +161,23 @@ def test_a_batch_is_stored_whole_or_not_at_all(serve: Serve, connect: Connect, s
     assert store.visible_end == end
 
 
+@pytest.mark.parametrize(
+    ("sys_flag", "properties", "reason"),
+    [(4, {}, "no transaction"), (0, {"TRAN_MSG": "true"}, "no transaction"), (0, {"DELAY": "3"}, "delayed"),
+     (0, {"TIMER_DELAY_SEC": "9"}, "delayed")],
+)  # fmt: skip
+def test_a_batch_that_is_to_be_half_or_delayed_is_not_delivered(
+    serve: Serve, connect: Connect, store: broker.LiveStore, sys_flag: int, properties: dict[str, str], reason: str
+) -> None:
+    """A producer of Java may send one in a transaction: it was delivered, and its rollback refused."""
+    client = connect(serve())
+    client.publish("orders", b"x")
+    end, header = store.visible_end, sending("orders", 0, sys_flag, **properties) | {"m": "true"}
+    answer = client.request(Code.SEND_BATCH_MESSAGE, header, BatchedMessage(b"x", 0, b"").encode())
+    assert (answer.code, reason in (answer.remark or "")) == (Answer.MESSAGE_ILLEGAL, True)
+    assert store.visible_end == end
+
+
 def test_a_pull_that_waits_gets_nothing_once_its_group_is_paused(
     serve: Serve, connect: Connect, store: broker.LiveStore
 ) -> None:

@@ -182,6 +182,7 @@ def waits(properties: Mapping[str, str]) -> bool:
 def send_batch(context: ServerContext, request: Request) -> Stored:
     """SEND_BATCH_MESSAGE: all of the messages or none, side by side in one queue."""
     sent = _admitted(context, request, header_of(request))
+    _check_batch(sent)
     batched = decode_batch(request.command.body)
     for one in batched:
         check_body(one.body, sent.header.sys_flag)
@@ -198,6 +199,18 @@ def send_batch(context: ServerContext, request: Request) -> Stored:
     unique_key = sent.properties.get(names.UNIQ_KEY)
     answer = SendMessageResponseHeader(ids, sent.queue_id, made[0].queue_offset, unique_key)
     return Stored(request.answer({**answer.encode(), **ADDED}), made[-1].end)
+
+
+def _check_batch(sent: _Incoming) -> None:
+    """Raises Refused for a batch that is to be half or delayed as a whole: it would be delivered at once.
+
+    RocketMQ: CommitLog.asyncPutMessages (5.3.3).
+    """
+    is_half = sent.properties.get(names.TRAN_MSG, "").lower() == "true"
+    if is_half or transaction_type(sent.header.sys_flag) is not TransactionType.NONE:
+        raise Refused(ResponseCode.MESSAGE_ILLEGAL, "a batch is in no transaction: send each half message by itself")
+    if not DELAYS.isdisjoint(sent.properties):
+        raise Refused(ResponseCode.MESSAGE_ILLEGAL, "a batch cannot be delayed: send each message by itself")
 
 
 def send_back(context: ServerContext, request: Request) -> Stored:
