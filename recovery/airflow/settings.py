@@ -27,7 +27,7 @@ from itertools import chain, count
 from typing import Any
 
 from broker.errors import BrokerError
-from recovery.airflow.operating.sense import NAME_MOST, NEVER, check_sense
+from recovery.airflow.operating.sense import NAME_MOST, NEVER, check_sense, is_url
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 ENGINES = ("auto", "local", "spark")
@@ -213,7 +213,8 @@ def _parsed(text: str, where: str) -> StoreList:
         except BadSettings as error:
             alerts = values.get("alerts") if isinstance(values, Mapping) else None
             shown = _name_of_dag(name, {*tables, *(broken.name for broken in found.broken)})
-            found.broken.append(BrokenStore(shown, str(error), alerts if isinstance(alerts, str) else None))
+            is_name = isinstance(alerts, str) and not is_url(alerts)
+            found.broken.append(BrokenStore(shown, str(error), alerts if is_name else None))
     return found
 
 
@@ -272,7 +273,7 @@ def one_store(name: str, values: Any, where: str) -> StoreSettings:
             text = f"{where}: stores.{name} has no setting {key!r}; there are {', '.join(known)}"
             raise BadSettings(f"{text}{_INSTEAD.get(key, '')}")
         if not (_is_size(value) if key in SIZES else _fits(known[key], value)):
-            shown = "that" if key in _SECRETS else f"{value!r:.40}"  # a list of URLs, say, with their passwords
+            shown = "that" if key in _SECRETS or is_url(value) else f"{value!r:.40}"  # a list of URLs, say
             raise BadSettings(f"{where}: stores.{name}: {key} cannot be {shown}: give {_kind(key, known[key])}")
     made: dict[str, Any] = {
         key: None if key.endswith("_schedule") and value == NEVER else value for key, value in values.items()

@@ -126,6 +126,25 @@ def test_values_that_make_sense_are_taken() -> None:
     assert (len(found.stores), found.broken) == (5, [])
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("connection", "checkback://:geheim@db/shop"),
+        ("ledger_connection", "postgresql://shop:geheim@db/shop"),
+        ("resolver_connection", "https://shop:geheim@shop/check"),
+        ("alerts", "https://hooks.example/geheim"),
+        ("resolvers", {"shop": {"ledger_connection": "postgresql://shop:geheim@db/shop"}}),
+        ("resolvers", {"shop": {"http_connection": "https://shop:geheim@shop/check"}}),
+        ("pool", ["https://shop:geheim@x"]),
+    ],
+)
+def test_a_url_in_place_of_the_name_of_a_connection_is_refused(key: str, value: Any) -> None:
+    """Airflow would keep it, with its password, where each user can read it: as a rendered field, as a deadline."""
+    (broken,) = read_stores(json.dumps({"stores": {"a": {"path": "/x", key: value}}})).broken
+    assert "names an Airflow connection, and a URL is given" in broken.why or "pool cannot be that" in broken.why
+    assert "geheim" not in repr(broken)
+
+
 @pytest.mark.parametrize("key", ["ledger", "catalog", "resolver", "resolvers"])
 def test_no_sentence_shows_a_password(key: str) -> None:
     """The sentence is on the page, in the log of a DAG, and in the alert."""

@@ -24,6 +24,7 @@ _IN_A_TASKS_ID = ("queue", "executor")  # both, in 250 characters: of the DAG ch
 _PLACE_MOST = 120
 _ONE_OF = ("ledger", "ledger_connection", "resolver", "resolver_connection")
 _CONNECTIONS = {"ledger_connection": "ledger", "http_connection": "http"}
+_NAMES_OF_CONNECTIONS = ("connection", "ledger_connection", "resolver_connection", "http_connection", "alerts")
 NEVER = "never"  # a schedule: manually only
 
 
@@ -56,8 +57,19 @@ def check_sense(name: str, given: Mapping[str, Any]) -> None:
     _check_answers(given.get("policy"), given.get("resolvers"))
 
 
+def is_url(value: object) -> bool:
+    """Whether a value is, or has in it, a URL, which may hold a password."""
+    return "://" in str(value)
+
+
 def _check_text(key: str, value: str) -> None:
-    """What Airflow, its database or JSON cannot hold would be refused for the DAGs, or the page, of all stores."""
+    """What Airflow, its database or JSON cannot hold would be refused for the DAGs, or the page, of all stores.
+
+    The name of a connection is rendered and kept there for all to read: a URL in its place would be, too.
+    """
+    if key in _NAMES_OF_CONNECTIONS and is_url(value):
+        text = "names an Airflow connection, and a URL is given: put the URL into a connection"
+        raise BrokerError(f"{key} {text} (AIRFLOW_CONN_SHOP=URL), and give its name here (shop)")
     if printable(value) != value:
         raise BrokerError(f"{key} has a character in it that cannot be seen, such as a zero: write it without")
     if key in _IN_A_TASKS_ID and len(value) > _PLACE_MOST:
@@ -110,6 +122,8 @@ def _check_answers(policy: Mapping[str, Any] | None, resolvers: Mapping[str, Any
 
         for group, spec in resolvers.items():
             if isinstance(spec, Mapping):
+                for name in (one for one in _CONNECTIONS if isinstance(spec.get(one), str)):
+                    _check_text(name, spec[name])
                 if not _HTTP.match(str(spec.get("http", "http://"))):
                     raise BrokerError(f"resolvers.{group}: http is an http(s) URL")
                 spec = {_CONNECTIONS.get(name, name): value for name, value in spec.items()}
