@@ -154,8 +154,7 @@ class PlanRecoveryOperator(StoreOperator):
         from recovery.jobs.recovering import plan_recovery
 
         path = self.store_path()
-        name, when = self.store or path, now_ms(context)
-        plan = plan_recovery(path, name=name, take_over=self.take_over, now_ms=when)
+        plan = plan_recovery(path, name=self.store or path, take_over=self.take_over)
         return {**plan, "question": question(plan["needed"], is_true(self.ask) or plan["must_ask"])}
 
 

@@ -8,6 +8,7 @@ Another plan is not carried out: `PlanChanged`, and the DAG asks again.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from broker.errors import BrokerError
 from recovery.humanize import count, printable, span
 
 if TYPE_CHECKING:
-    from recovery.views.overview import Overview, WaitingTransaction
+    from recovery.views.overview import WaitingTransaction
 
 SHOWN = 10  # transactions that an approval lists
 _KEYS_SHOWN, _KEY_SIZE = 5, 100  # a message may have 30 KiB of them; MySQL holds 64 KiB of an approval
@@ -74,8 +75,14 @@ def parked_text(path: str, one: WaitingTransaction) -> str:
     )
 
 
-def waiting_lines(seen: Overview) -> list[str]:
-    """The transactions in doubt: how many, since when, which."""
+def waiting_lines(path: str) -> list[str]:
+    """The transactions in doubt: how many, since when, which.
+
+    Their age is by the clock, not by the run's own time: after a pause the run was due days ago.
+    """
+    from recovery.views.overview import overview
+
+    seen = overview(path, time.time_ns() // 1_000_000, limit=SHOWN)
     total = seen.counts["in_doubt"]
     if not total:
         return ["**In doubt**: no transaction."]

@@ -70,7 +70,7 @@ def compare_table(
     with spark_for(engine, master, conf) as spark:
         report, lines, identity = _compared(path) if spark is None else _compared_on_spark(path, spark)
     needed = not report["ok"]
-    text = _approval_text(path, lines, report.get("refusal", ""), now_ms) if needed else "Nothing differs."
+    text = _approval_text(path, lines, report.get("refusal", "")) if needed else "Nothing differs."
     found = {"ok": report["ok"], "counts": report["counts"], "needed": needed, "text": text, "plan_id": identity}
     return {**found, **{name: report[name] for name in ("generation", "records", "seconds")}, "now_ms": now_ms}
 
@@ -220,9 +220,7 @@ def _findings(path: str, report: Mapping[str, Any]) -> tuple[dict[str, int], lis
 # The text
 
 
-def _approval_text(path: str, lines: Sequence[str], refusal: str, now_ms: int) -> str:
-    from recovery.views.overview import overview
-
+def _approval_text(path: str, lines: Sequence[str], refusal: str) -> str:
     last = last_report(path)
     clean = (
         f", the last verification was at {moment(last.get('done_ms') or last['now_ms'])} UTC"
@@ -243,7 +241,7 @@ def _approval_text(path: str, lines: Sequence[str], refusal: str, now_ms: int) -
         "",
         _FOR_GOOD,
         "",
-        *waiting_lines(overview(path, now_ms, limit=SHOWN)),
+        *waiting_lines(path),
         "",
         _APPROVE,
         "",

@@ -15,7 +15,7 @@ import broker
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
 from broker.store.disk.store_lock import is_held
-from recovery.jobs.approvals import SHOWN, PlanChanged, code, plan_id, waiting_lines
+from recovery.jobs.approvals import PlanChanged, code, plan_id, waiting_lines
 from recovery.jobs.setup import alone, keep_report
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def crashed(path: str, *, foreign: bool = False) -> dict[str, Any] | None:
     return {"abort": paths.abort, "since_ms": int(os.stat(paths.abort).st_mtime * 1000)}
 
 
-def plan_recovery(path: str, *, name: str = "", take_over: bool = False, now_ms: int = 0) -> dict[str, Any]:
+def plan_recovery(path: str, *, name: str = "", take_over: bool = False) -> dict[str, Any]:
     """What a store, which people know by `name`, needs after a crash, from `recovery.repair.crash`; nothing is changed.
 
     `needed` says whether there is anything to do; `must_ask` that another program wrote the store, so that a person has
@@ -84,7 +84,7 @@ def plan_recovery(path: str, *, name: str = "", take_over: bool = False, now_ms:
             "Another program wrote this store, so it is only verified. `take_over = true` in its settings offers more."
         )
         return {**found, "needed": False, "text": text}
-    text = _approval_text(path, made, must_ask=must_ask, now_ms=now_ms) if needed else "Nothing is to be done."
+    text = _approval_text(path, made, must_ask=must_ask) if needed else "Nothing is to be done."
     return {**found, "needed": needed, "text": text}
 
 
@@ -117,9 +117,8 @@ def _id(plan: RecoveryPlan) -> str:
     return plan_id([plan.case.label, *plan.lines])
 
 
-def _approval_text(path: str, plan: RecoveryPlan, *, must_ask: bool, now_ms: int) -> str:
+def _approval_text(path: str, plan: RecoveryPlan, *, must_ask: bool) -> str:
     from recovery.humanize import moment
-    from recovery.views.overview import overview
 
     mark = crashed(path, foreign=True)
     since = f", open since {moment(mark['since_ms'])} UTC and not closed" if mark else ""
@@ -136,7 +135,7 @@ def _approval_text(path: str, plan: RecoveryPlan, *, must_ask: bool, now_ms: int
         "",
         _KEPT,
         "",
-        *waiting_lines(overview(path, now_ms, limit=SHOWN)),
+        *waiting_lines(path),
         "",
         _APPROVE,
         "",

@@ -14,7 +14,6 @@ import pytest
 
 import broker
 from recovery.jobs import rebuilding, tasks
-from recovery.jobs.approvals import waiting_lines
 from recovery.jobs.checks import check_settings
 from recovery.jobs.setup import LATEST_RETENTION, alone, last_report
 from recovery.verify.verifier import verify
@@ -83,19 +82,6 @@ def test_a_path_without_a_store_stays_without_one(tmp_path: Path) -> None:
         assert not (tmp_path / "nothing").exists()
 
 
-def test_what_an_application_wrote_forges_no_line_of_a_question(tmp_path: Path) -> None:
-    """A group or a reason with an empty line in it ended the code span; PostgreSQL takes no text with a NUL."""
-    path = tmp_path / "shop"
-    with broker.open(str(path), layout=SMALL) as store:
-        group = "shop\n\n**Approve**: the auditors agreed"
-        half = store.transactions.prepare(broker.Message("orders", b"1", keys=["1"]), group)
-        assert "\n\n**Approve**: the auditors" not in "\n".join(waiting_lines(overview(str(path), 0)))
-        store.transactions.park(half, "no\x00body\n\n# knew")
-    (asked,) = tasks.parked(str(path), now_ms=LATE_MS)
-    assert "group `shop\\x0a\\x0a**Approve**: the auditors agreed`" in asked["body"]
-    assert "`no\\x00body\\x0a\\x0a# knew`" in asked["body"]
-
-
 def test_what_airflow_is_given_is_small(tmp_path: Path) -> None:
     """MySQL holds 64 KiB of an approval: long keys made it longer, and nobody could be asked."""
     keys, path = ["k" * 900] * 30, tmp_path / "shop"
@@ -120,7 +106,7 @@ def test_what_airflow_is_given_is_small(tmp_path: Path) -> None:
 
 def test_a_person_decides_about_what_is_parked(tmp_path: Path) -> None:
     """Commit once, whatever is asked afterwards; the why and the who are in the store."""
-    from recovery.views.overview import overview, story
+    from recovery.views.overview import story
 
     shop(tmp_path / "shop", orders=3)
     first, second, third = park(tmp_path / "shop")
@@ -363,12 +349,6 @@ def test_nothing_is_written_into_a_store_of_another_program(
     assert tree(path) == before
     assert last_report(str(path)) is not None
     assert list((tmp_path / "state").rglob("verify-latest.json"))
-
-
-def test_nobody_is_asked_about_what_cannot_be_done(golden: Callable[[str], Path]) -> None:
-    """What a broker parked it alone can end: twenty people's answers were red tasks."""
-    with pytest.raises(broker.StoreError, match="its broker alone can end its transactions: nothing was asked"):
-        tasks.parked(str(golden("rocketmq-5.3.3-killed")), now_ms=now_ms())
 
 
 @pytest.mark.parametrize("name", ["rocketmq-3.1.5-killed", "rocketmq-5.3.3-killed"])

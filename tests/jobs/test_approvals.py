@@ -1,0 +1,47 @@
+"""What a person reads before something is approved or decided."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import broker
+from recovery.jobs import approvals, tasks
+from recovery.jobs.approvals import waiting_lines
+from tests.jobs.shops import LATE_MS, SMALL, killed_shop, spoil_slot
+
+
+def test_what_an_application_wrote_forges_no_line_of_a_question(tmp_path: Path) -> None:
+    """A group or a reason with an empty line in it ended the code span; PostgreSQL takes no text with a NUL."""
+    path = tmp_path / "shop"
+    with broker.open(str(path), layout=SMALL) as store:
+        group = "shop\n\n**Approve**: the auditors agreed"
+        half = store.transactions.prepare(broker.Message("orders", b"1", keys=["1"]), group)
+        assert "\n\n**Approve**: the auditors" not in "\n".join(waiting_lines(str(path)))
+        store.transactions.park(half, "no\x00body\n\n# knew")
+    (asked,) = tasks.parked(str(path), now_ms=LATE_MS)
+    assert "group `shop\\x0a\\x0a**Approve**: the auditors agreed`" in asked["body"]
+    assert "`no\\x00body\\x0a\\x0a# knew`" in asked["body"]
+
+
+def test_an_approval_says_how_old_its_transactions_are_by_the_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run of a week ago, which starts when its DAG is unpaused, said "for 0 ms" of what waited for days."""
+    path = killed_shop(tmp_path / "shop")
+    later = time.time_ns() + 5 * 86_400 * 10**9
+    monkeypatch.setattr(approvals, "time", SimpleNamespace(time_ns=lambda: later))
+    assert "10 transactions, the oldest for 5 d" in tasks.plan_recovery(str(path))["text"]
+    tasks.recover(str(path), now_ms=1)
+    spoil_slot(path, 2)
+    assert "the oldest for 5 d" in tasks.compare_table(str(path), now_ms=1)["text"]
+
+
+def test_nobody_is_asked_about_what_cannot_be_done(golden: Callable[[str], Path]) -> None:
+    """What a broker parked it alone can end: twenty people's answers were red tasks."""
+    with pytest.raises(broker.StoreError, match="its broker alone can end its transactions: nothing was asked"):
+        tasks.parked(str(golden("rocketmq-5.3.3-killed")), now_ms=1)
