@@ -222,6 +222,8 @@ class CompareTableOperator(StoreOperator):
 
         self.leave_crashed()
         found = tasks.compare_table(self.store_path(), now_ms=now_ms(context), **self.engine_settings())
+        if not (found["ok"] or found["needed"]):
+            self.log.warning("%s: %s", self.store_path(), found["text"])
         return {**found, "question": question(found["needed"], is_true(self.ask))}
 
 

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from broker.errors import BrokerError, CorruptStore
+from broker.store.disk.paths import Paths
 from broker.transaction.events import TransactionState
 from recovery.humanize import count, moment
 from recovery.jobs.approvals import SHOWN, PlanChanged, code, keys_of, plan_id, waiting_lines
@@ -48,6 +49,10 @@ _APPROVE = (
     "**Approve**: exactly these differences are exchanged. If others are found by then, nothing is done, and you are "
     "asked again."
 )
+_FOREIGN = (
+    "Another program wrote this store, so it is only compared. To exchange what differs, stop its broker, and run "
+    "`checkback rebuild STORE --apply --broker-is-stopped`. It differs in:"
+)
 _REJECT = (
     "**Reject**, or no answer in time: nothing is changed. Applications go on with the files as they are, and the "
     "verification stays red."
@@ -65,12 +70,16 @@ def compare_table(
     """Where the derived files differ from what the log says; nothing in the store is touched.
 
     The local engine makes them again beside the real ones; Spark compares where it reads. `needed` says whether there
-    is anything to exchange, `text` is for the person who decides, and `plan_id` stands for the differences.
+    is anything to exchange, `text` is for the person who decides, and `plan_id` stands for the differences. Of a store
+    that another program wrote nothing can be exchanged here, so that nothing is `needed`; `text` says what differs.
     """
     with spark_for(engine, master, conf) as spark:
         report, lines, identity = _compared(path) if spark is None else _compared_on_spark(path, spark)
-    needed = not report["ok"]
-    text = _approval_text(path, lines, report.get("refusal", "")) if needed else "Nothing differs."
+    is_ours = os.path.exists(Paths(path).store_json)
+    needed = is_ours and not report["ok"]
+    text = "Nothing differs." if report["ok"] else "\n".join([_FOREIGN, *lines[:_LINES]])
+    if needed:
+        text = _approval_text(path, lines, report.get("refusal", ""))
     found = {"ok": report["ok"], "counts": report["counts"], "needed": needed, "text": text, "plan_id": identity}
     return {**found, **{name: report[name] for name in ("generation", "records", "seconds")}, "now_ms": now_ms}
 

@@ -45,3 +45,12 @@ def test_nobody_is_asked_about_what_cannot_be_done(golden: Callable[[str], Path]
     """What a broker parked it alone can end: twenty people's answers were red tasks."""
     with pytest.raises(broker.StoreError, match="its broker alone can end its transactions: nothing was asked"):
         tasks.parked(str(golden("rocketmq-5.3.3-killed")), now_ms=1)
+
+
+def test_nobody_is_asked_to_exchange_files_of_a_broker(golden: Callable[[str], Path]) -> None:
+    """The approval was red afterwards: whether the broker runs is not known here."""
+    path = str(golden("rocketmq-5.3.3-killed"))
+    found = tasks.compare_table(path, now_ms=1)
+    assert (found["ok"], found["needed"]) == (False, False)
+    assert "--broker-is-stopped" in found["text"]
+    assert "queue `consumequeue/RMQ_SYS_TRANS_HALF_TOPIC/0`: 1 missing" in found["text"]

@@ -2,7 +2,8 @@
 
 Weekly and on demand: makes the state table again from the CommitLog, beside the real one (`compare`), asks for approval
 when they differ (`approve`), and exchanges the two while applications go on (`rebuild`). Without a difference what
-follows is skipped, and the run is green.
+follows is skipped, and the run is green. So it is for a store that a RocketMQ broker wrote: nothing is exchanged beside
+its broker, and the log of `compare` says what differs, and what to do.
 
 **`approve` waits**: the differences stand on the page of required actions, and the store's alert says so. A difference
 means that bytes on the disk changed, or a defect: keep the report before you approve, and look at the disk. The
