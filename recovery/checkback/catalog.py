@@ -24,6 +24,7 @@ from sqlalchemy.exc import DatabaseError, SQLAlchemyError
 from broker.database.tables import make_tables
 from broker.errors import BrokerError
 from broker.store.disk.files import Disk
+from broker.store.disk.opening import check_no_link
 from broker.store.disk.paths import Paths
 from broker.store.read.layout import read_store_file
 from recovery.checkback.ledgers.engines import engine_of
@@ -214,6 +215,8 @@ def attempts_of(store_path: str) -> dict[int, Attempt]:
 def _sqlite(path: str) -> Engine:
     """Many processes read and write it; a power cut may take the last attempts, which are asked again then."""
     disk = Disk()
+    for suffix in ("", "-wal", "-shm", "-journal"):
+        check_no_link(f"{path}{suffix}")
     if disk.entry(path) is None:
         os.close(disk.open_lock(path))  # an empty file that belongs to the store's owner: SQLite's would be root's
     engine = create_engine(_url(path))

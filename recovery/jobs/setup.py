@@ -20,9 +20,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import broker
-from broker.errors import BrokerError, StoreLocked
+from broker.errors import BrokerError, StoreError, StoreLocked
 from broker.log_fields import event
 from broker.store.disk.append_lock import AppendLock
+from broker.store.disk.files import Disk
+from broker.store.disk.opening import give_directory
 from broker.store.disk.paths import Paths
 
 if TYPE_CHECKING:
@@ -185,13 +187,12 @@ def keep_report(path: str, name: str, report: Mapping[str, Any], latest: str = L
     """
     directory = os.path.join(state_directory(path), REPORTS)
     try:
-        os.makedirs(directory, mode=0o700, exist_ok=True)
+        _make_private(directory)
         for each in (name, latest):
             _write_whole(os.path.join(directory, each), os.path.join(directory, f".{latest}.new"), report)
-    except OSError as error:
-        _log.error(
-            "%s: the report %s cannot be kept: %s", directory, name, error.strerror, extra=event("report-not-kept")
-        )
+    except (OSError, StoreError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        _log.error("%s: the report %s cannot be kept: %s", directory, name, why, extra=event("report-not-kept"))
         return None
     return os.path.join(directory, name)
 
@@ -209,9 +210,18 @@ def remove_reports(path: str, before_ms: int) -> int:
 
 def _write_whole(path: str, beside: str, report: Mapping[str, Any]) -> None:
     """A reader sees the old one or the new one; what a killed run left beside it is written over."""
-    with open(beside, "w", encoding="utf-8") as file:
+    disk = Disk()
+    with os.fdopen(disk.open_lock(beside), "w", encoding="utf-8") as file:  # which belongs to the store's owner
+        file.truncate()
         json.dump(report, file)
-    os.replace(beside, path)
+    disk.rename(beside, path, durable=False)
+
+
+def _make_private(directory: str) -> None:
+    """A directory for the user of the store alone; what root makes in the store of another user is that user's."""
+    if not os.path.isdir(directory):
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        give_directory(directory, 0o700)
 
 
 @contextlib.contextmanager
@@ -220,7 +230,7 @@ def alone(path: str, work: str) -> Iterator[None]:
     broker.open(path, read_only=True).close()
     directory = os.path.join(state_directory(path), "leases")
     try:
-        os.makedirs(directory, mode=0o700, exist_ok=True)
+        _make_private(directory)
         lease = AppendLock(os.path.join(directory, work))
     except (OSError, BrokerError):  # a store that this user may only read: there is nothing to get in the way of
         yield

@@ -1,46 +1,137 @@
-"""Opening files of a store: whose a new one is, and which numbers no file of a store may have.
+"""Opening files of a store: whose a new one is, which links root follows, which numbers no file of a store may have.
 
 What root makes in the directory of another user belongs to that user. An operator's `sudo checkback check-back` may be
 the process that makes the next segment: as root's, the application could not open it, and would accept no message from
 there on. SQLite does the same for its journals.
+
+The owner of a store may put a link in the place of any file of it, and root would write where it leads: a segment that
+leads to root's authorized_keys gets what was sent. So root follows its own links, and those that lead to what belongs
+to the user who made them. It goes from directory to directory by descriptors: nothing changes in between.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+import pwd
 import stat
+from collections.abc import Iterator
+
+from broker.errors import StoreError
 
 _FILE, _DIRECTORY = 0o666, 0o2777  # of the permissions of the directory above, those that a new entry takes over
 _STREAMS = 2  # the highest number of a standard stream
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+_STEP = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC  # O_PATH needs no right to read it
+_LINKS_MAX = 40  # of root, one behind the other; as of the system's own
 
 
 def opened(path: str, flags: int) -> int:
-    """`os.open`; a file that is made by it belongs to the owner of its directory. Raises OSError."""
-    if flags & os.O_CREAT and os.geteuid() == 0:
-        with contextlib.suppress(FileExistsError):
-            # O_EXCL follows no link: root gives nobody a file that lies elsewhere.
-            descriptor = os.open(path, flags | os.O_EXCL | os.O_CLOEXEC, 0o666)
-            _give(descriptor, path, _FILE)
-            return _not_a_stream(descriptor)
-    return _not_a_stream(os.open(path, flags | os.O_CLOEXEC, 0o666))
+    """`os.open`; a file that is made by it belongs to the owner of its directory. Raises OSError, StoreError."""
+    if os.geteuid() != 0 or not flags & _WRITES:
+        return _not_a_stream(os.open(path, flags | os.O_CLOEXEC, 0o666))
+    with _above(path) as (name, above):
+        if flags & os.O_CREAT:
+            with contextlib.suppress(FileExistsError):
+                descriptor = os.open(name, flags | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=above)
+                _give(descriptor, os.fstat(above), _FILE)
+                return _not_a_stream(descriptor)
+        return _not_a_stream(_followed(name, flags | os.O_CLOEXEC, above, path))
 
 
-def give_directory(path: str) -> None:
+def give_directory(path: str, permissions: int = _DIRECTORY) -> None:
     """See that a directory that was just made belongs to the owner of the one above."""
     if os.geteuid() == 0:
-        with contextlib.suppress(OSError):  # its owner may have taken it away
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with contextlib.suppress(OSError), _above(path) as (name, above):  # its owner may have taken it away
+            descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
             try:
-                _give(descriptor, path, _DIRECTORY)
+                _give(descriptor, os.fstat(above), permissions)
             finally:
                 os.close(descriptor)
 
 
-def _give(descriptor: int, path: str, permissions: int) -> None:
+@contextlib.contextmanager
+def held(path: str) -> Iterator[tuple[str, int | None]]:
+    """What a path is to a call that takes `dir_fd`: of root the name, and a descriptor of the directory above it.
+
+    Of other users, who by a link write only where they may write anyway, the path and None. Raises OSError, and
+    StoreError for a link that root does not follow.
+    """
+    if os.geteuid() != 0:
+        yield path, None
+    else:
+        with _above(path) as found:
+            yield found
+
+
+def check_no_link(path: str) -> None:
+    """Raises StoreError where root would follow a link that another user made; of files that a database opens."""
+    if os.geteuid() == 0:
+        with contextlib.suppress(OSError), _above(path) as (name, above):
+            found = os.stat(name, dir_fd=above, follow_symlinks=False)
+            if stat.S_ISLNK(found.st_mode) and found.st_uid != 0:
+                raise _planted(path, found.st_uid)
+
+
+@contextlib.contextmanager
+def _above(path: str) -> Iterator[tuple[str, int]]:
+    """The name of a path, and a descriptor of the directory above it, for root. Raises OSError, StoreError."""
+    above, name = os.path.split(os.path.abspath(path))
+    directory = _reached(above, _STEP, None, above)
+    try:
+        yield name, directory
+    finally:
+        os.close(directory)
+
+
+def _reached(path: str, flags: int, start: int | None, shown: str, links: int = 0) -> int:
+    """`os.open` by root from a directory on, or from `/`: one name after the other."""
+    *above, last = [name for name in path.split("/") if name] or ["."]
+    at = os.open("/" if path.startswith("/") else ".", _STEP, dir_fd=start)
+    try:
+        for name in above:
+            below = _followed(name, _STEP, at, shown, links)
+            os.close(at)
+            at = below
+        return _followed(last, flags, at, shown, links)
+    finally:
+        os.close(at)
+
+
+def _followed(name: str, flags: int, at: int | None, shown: str, links: int = 0) -> int:
+    """`os.open` by root of a name in an open directory. Raises StoreError for a link that it does not follow."""
+    try:
+        return os.open(name, flags | os.O_NOFOLLOW, 0o666, dir_fd=at)
+    except OSError as error:
+        link = os.stat(name, dir_fd=at, follow_symlinks=False) if error.errno in (errno.ELOOP, errno.ENOTDIR) else None
+        if link is None or not stat.S_ISLNK(link.st_mode) or links == _LINKS_MAX:
+            raise
+    if link.st_uid == 0:
+        return _reached(os.readlink(name, dir_fd=at), flags, at, shown, links + 1)
+    try:
+        found = os.open(name, flags & ~os.O_CREAT, dir_fd=at)
+    except FileNotFoundError:
+        raise _planted(shown, link.st_uid) from None
+    if os.fstat(found).st_uid != link.st_uid:
+        os.close(found)
+        raise _planted(shown, link.st_uid)
+    return found
+
+
+def _planted(path: str, owner: int) -> StoreError:
+    try:
+        user = pwd.getpwuid(owner).pw_name
+    except KeyError:
+        user = f"#{owner}"
+    text = f"{path} is, or is reached by, a symbolic link that the user {user} made to what does not belong to {user}"
+    next_step = f"remove the link, or run this as that user: sudo -u {user} checkback"
+    return StoreError(f"{text}, and root does not write there: {next_step}", path=path)
+
+
+def _give(descriptor: int, above: os.stat_result, permissions: int) -> None:
     with contextlib.suppress(OSError):  # in a container root may lack the right to give: then it stays root's
-        above = os.stat(os.path.dirname(os.path.abspath(path)))
         if above.st_uid != 0:
             os.fchown(descriptor, above.st_uid, above.st_gid)
             os.fchmod(descriptor, stat.S_IMODE(above.st_mode) & permissions)

@@ -10,7 +10,7 @@ import os
 
 from broker.store.disk import platform_info as machine
 from broker.store.disk.maps import Flusher, Map, OpenFile, flusher, force
-from broker.store.disk.opening import opened
+from broker.store.disk.opening import held, opened
 from broker.store.disk.os_errors import free_bytes, refused, sync_failed
 
 CAN_RESERVE = hasattr(os, "posix_fallocate")  # blocks in the middle of a file; macOS only appends zeros
@@ -33,7 +33,8 @@ class Calls:
 
     def _make_directory(self, path: str) -> None:
         try:
-            os.mkdir(path)
+            with held(path) as (name, above):
+                os.mkdir(name, dir_fd=above)
         except FileExistsError as error:  # another process was quicker
             if not os.path.isdir(path):
                 raise refused(error, path) from error
@@ -96,25 +97,29 @@ class Calls:
 
     def _rename(self, old: str, new: str) -> None:
         try:
-            os.replace(old, new)
+            with held(old) as (name, above), held(new) as (new_name, new_above):
+                os.replace(name, new_name, src_dir_fd=above, dst_dir_fd=new_above)
         except OSError as error:
             raise refused(error, old) from error
 
     def _exchange(self, path_a: str, path_b: str) -> None:
         try:
-            machine.exchange(path_a, path_b)
+            with held(path_a), held(path_b):  # which check the way to them
+                machine.exchange(path_a, path_b)
         except OSError as error:
             raise refused(error, path_a) from error
 
     def _remove_file(self, path: str) -> None:
         try:
-            os.unlink(path)
+            with held(path) as (name, above):
+                os.unlink(name, dir_fd=above)
         except OSError as error:
             raise refused(error, path) from error
 
     def _remove_directory(self, path: str) -> None:
         try:
-            os.rmdir(path)
+            with held(path) as (name, above):
+                os.rmdir(name, dir_fd=above)
         except OSError as error:
             raise refused(error, path) from error
 
