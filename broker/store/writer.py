@@ -144,6 +144,9 @@ def _admit(
     if alone:
         if not trusted:
             _recover(parts, progress, expected)
+        for directory in (parts.paths.store, parts.paths.own, parts.paths.config("")):
+            if parts.disk.entry(directory) is not None:
+                parts.disk.remove_unfinished(directory)
         parts.control[Word.SHARED] = 0
         parts.disk.write_file(parts.paths.abort, str(os.getpid()).encode())
         lock.downgrade()

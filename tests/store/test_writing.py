@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import subprocess
@@ -172,6 +173,22 @@ def test_a_store_of_another_program_is_not_written_to(tmp_path: Path, golden_cop
     path = golden_copy("rocketmq-3.1.5-clean")  # type: ignore[operator]
     with pytest.raises(StoreError, match="another program"):
         open_writer(str(path), Disk())
+
+
+def test_what_killed_processes_left_of_small_files_goes(tmp_path: Path) -> None:
+    """Each kill could leave a file under a name of its own, and none was ever removed."""
+    open_writer(str(tmp_path), Disk(), SMALL).close()
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    (tmp_path / "config").mkdir(exist_ok=True)
+    names = ["abort", "checkback/durable", "config/consumerOffset.json"]
+    left = [tmp_path / f"{name}.{gone.pid}.tmp" for name in names]
+    others = [tmp_path / "checkback" / name for name in (f"durable.{os.getpid()}.tmp", "notes.tmp")]
+    for path in (*left, *others):
+        path.write_bytes(b"x")
+    open_writer(str(tmp_path), Disk()).close()
+    assert [path for path in left if path.exists()] == []
+    assert all(path.exists() for path in others)
 
 
 def test_processes_killed_at_random_lose_and_double_nothing(tmp_path: Path) -> None:

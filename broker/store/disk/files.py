@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from dataclasses import dataclass
 
@@ -33,6 +34,7 @@ from broker.store.disk.syscalls import CAN_RESERVE, Calls
 
 # A pipe in place of a file would else wait for its writer.
 _READ_ONLY = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+_UNFINISHED = re.compile(r".+\.(\d+)\.tmp")  # of a process: see `write_file`
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +265,13 @@ class Disk(Calls):
             raise
         if durable:
             self._force_directory(_above(path))
+
+    def remove_unfinished(self, directory: str) -> None:
+        """Remove what processes that were killed in `write_file` left there. Nobody else may write to it meanwhile."""
+        for entry in self.entries(directory):
+            found = _UNFINISHED.fullmatch(entry.name)
+            if found and entry.is_file and not os.path.exists(f"/proc/{found[1]}"):
+                self.remove(entry.path, durable=False)
 
     def sync_file(self, path: str) -> None:
         """Flush what was written to a file, by any process and in any way. Raises SyncFailed, and Missing."""
