@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 # What would move the cursor, ring, or turn the line around when a terminal prints it. Half surrogates stand for bytes
 # that are not UTF-8 in the name of a file.
-_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _STEP = 1024
 _DECIMAL = {"kB": 1000, "MB": 1000**2, "GB": 1000**3, "TB": 1000**4}

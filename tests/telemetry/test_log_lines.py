@@ -72,3 +72,20 @@ def test_every_verb_that_stays_has_the_option(verb: str, tmp_path: Path) -> None
     )  # fmt: skip
     assert done.returncode == 2
     assert "text or json, not 'xml'" in done.stderr
+
+
+@pytest.mark.parametrize("form", ["text", None])
+def test_foreign_text_makes_no_line_of_its_own(form: str | None, capfd: pytest.CaptureFixture[str]) -> None:
+    """A producer group with a line feed wrote lines into the log of a server, and acted on its terminal."""
+    program = (
+        "import logging; from recovery.cli.terminal.log_lines import log_to_stderr\n"
+        f"log_to_stderr({form!r}); log = logging.getLogger('broker.server')\n"
+        "log.warning('END_TRANSACTION of %s', 'g\\n2026 WARNING forged\\x1b[2J\\u061c')\n"
+        "try: 1 / 0\n"
+        "except ZeroDivisionError: log.exception('failed\\r')"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+    lines = capfd.readouterr().err.split("\n")
+    assert lines[0].endswith("END_TRANSACTION of g\\x0a2026 WARNING forged\\x1b[2J\\u061c")
+    assert lines[1].endswith("failed\\x0d")
+    assert (lines[2], lines[-2]) == ("Traceback (most recent call last):", "ZeroDivisionError: division by zero")

@@ -203,4 +203,4 @@ def test_wording() -> None:
     )
     assert moment(0) == "1970-01-01 00:00:00.000"
     assert moment(1 << 62) == f"{1 << 62} ms"
-    assert printable("a\tb\x7f\udcff\u2028é") == "a\\x09b\\x7f\\udcff\\u2028é"
+    assert printable("a\tb\x7f\udcff\u2028\u061cé") == "a\\x09b\\x7f\\udcff\\u2028\\u061cé"

@@ -12,8 +12,10 @@ from __future__ import annotations
 import json
 import logging
 from datetime import UTC, datetime
+from typing import Any
 
 from broker.log_fields import fields_of
+from recovery.humanize import printable
 
 LOGGERS = ("broker", "recovery")
 
@@ -32,12 +34,24 @@ class JsonLines(logging.Formatter):
         return json.dumps(line)
 
 
+class TextLines(logging.Formatter):
+    """A line for each event, whatever a client of a server or a message put into it: an error has its own lines."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        return printable(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        return "\n".join(map(printable, super().formatException(ei).split("\n")))
+
+
 def log_to_stderr(form: str | None) -> None:
-    """Have what `broker` and `recovery` log, from level INFO on, on standard error; without a form nothing changes."""
+    """Have what `broker` and `recovery` log, from level INFO on, on standard error; without a form, warnings alone."""
     if form is None:
+        if logging.lastResort is not None:
+            logging.lastResort.setFormatter(TextLines())
         return
     handler = logging.StreamHandler()  # standard error
-    text = logging.Formatter("%(asctime)s %(process)d %(levelname)s %(message)s")
+    text = TextLines("%(asctime)s %(process)d %(levelname)s %(message)s")
     handler.setFormatter(JsonLines() if form == "json" else text)
     for name in LOGGERS:
         logger = logging.getLogger(name)
