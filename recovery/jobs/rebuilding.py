@@ -51,7 +51,7 @@ _APPROVE = (
 )
 _FOREIGN = (
     "Another program wrote this store, so it is only compared. To exchange what differs, stop its broker, and run "
-    "`checkback rebuild STORE --apply --broker-is-stopped`. It differs in:"
+    "`checkback rebuild {path} --apply --broker-is-stopped`. It differs in:"
 )
 _REJECT = (
     "**Reject**, or no answer in time: nothing is changed. Applications go on with the files as they are, and the "
@@ -77,7 +77,7 @@ def compare_table(
         report, lines, identity = _compared(path) if spark is None else _compared_on_spark(path, spark)
     is_ours = os.path.exists(Paths(path).store_json)
     needed = is_ours and not report["ok"]
-    text = "Nothing differs." if report["ok"] else "\n".join([_FOREIGN, *lines[:_LINES]])
+    text = "Nothing differs." if report["ok"] else "\n".join([_FOREIGN.format(path=path), *lines[:_LINES]])
     if needed:
         text = _approval_text(path, lines, report.get("refusal", ""))
     found = {"ok": report["ok"], "counts": report["counts"], "needed": needed, "text": text, "plan_id": identity}
