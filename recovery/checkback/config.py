@@ -23,6 +23,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from broker.errors import BrokerError
 from broker.ledger import Ledger
 from broker.live import LiveStore
@@ -30,7 +32,7 @@ from broker.store.disk.files import Disk
 from recovery.checkback.http_resolver import HttpResolver, read_headers
 from recovery.checkback.ledger_resolver import LedgerResolver
 from recovery.checkback.ledgers.engines import engine_of
-from recovery.checkback.ledgers.proof import LedgerEvidence
+from recovery.checkback.ledgers.proof import LedgerEvidence, WrongLedger
 from recovery.checkback.ledgers.routing import Ledgers
 from recovery.checkback.policy import Policy, parse_policy
 from recovery.checkback.protocol import Resolver
@@ -67,7 +69,8 @@ class Setup:
                     ledgers[group] += (LedgerResolver(one, evidence) for one in ledgers_of(spec))
                 asked[group] = Breaker(Bounded(Ledgers(ledgers[group])) if "ledger" in spec else _other(spec))
             default = asked.pop(EVERY_GROUP, None)
-            yield Resolvers(Router(asked, default), ledgers, self.asks)
+            only_ledgers = len(ledgers) == len(self.resolvers)
+            yield Resolvers(Router(asked, default), ledgers, self.asks, only_ledgers=only_ledgers)
         finally:
             for ledger in (one for each in ledgers.values() for one in each):
                 ledger.close()
@@ -77,11 +80,32 @@ class Resolvers:
     """Who is asked; and the ledgers alone, for decisions of persons and for retention."""
 
     def __init__(
-        self, router: Router, by_group: Mapping[str, Sequence[LedgerResolver]], asks: Mapping[str, str] | None
+        self,
+        router: Router,
+        by_group: Mapping[str, Sequence[LedgerResolver]],
+        asks: Mapping[str, str] | None,
+        *,
+        only_ledgers: bool,
     ) -> None:
-        self.router, self.asks = router, asks
+        self.router, self.asks, self._only_ledgers = router, asks, only_ledgers
         self.ledgers = {f"{group}, {one!r}": one for group, each in by_group.items() for one in each}
         self._by_group = {group: Ledgers(each) for group, each in by_group.items()}
+
+    def wrong(self) -> list[str]:
+        """Why nothing can be decided: nobody but ledgers is asked, and none is certainly one of this store's.
+
+        Empty where a database does not answer: it may be the right one.
+        """
+        found: list[str] = []
+        for ledger in self.ledgers.values() if self._only_ledgers else ():
+            try:
+                ledger.binding_id()
+                return []
+            except WrongLedger as error:
+                found.append(str(error))
+            except SQLAlchemyError:
+                return []
+        return found
 
     def ledger_of(self, producer_group: str) -> Ledgers | None:
         """The ledgers of a producer group."""

@@ -121,7 +121,7 @@ def check_back(
                 service = CheckService(check, lease, interval_s=interval_ms / 1000, housekeeping=keep_house)
                 _warn_of_leader(lease)
                 return service.run(lambda report: show_round(report, as_json))
-            report = _one_round(check, lease, keep_house, anyway)
+            report = _one_round(check, lease, asked.wrong, keep_house, anyway)
         finally:
             lease.release()
     return _finish(report, as_json)
@@ -134,14 +134,17 @@ def _warn_of_leader(lease: LeaderLock) -> None:
 
 
 def _one_round(
-    check: CheckBack, lease: LeaderLock, keep_house: Callable[[int], None], anyway: bool
+    check: CheckBack, lease: LeaderLock, wrong: Callable[[], list[str]], keep_house: Callable[[int], None], anyway: bool
 ) -> RoundReport | None:
     """None when another process leads."""
     if not anyway and not lease.try_take():
         show([f"{lease.leader() or 'another process leads'}: nothing was done. To ask all the same: --anyway"])
         return None
     report = check.round(check.now_ms())
-    keep_house(check.now_ms())
+    if report.waiting and not report.refusals:  # nobody was asked yet: a wrong database is not to pass until then
+        report.refusals.update(dict.fromkeys(wrong(), 0))
+    if not report.refusals:  # else it would say the same again
+        keep_house(check.now_ms())
     return report
 
 

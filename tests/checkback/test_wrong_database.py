@@ -18,6 +18,7 @@ from sqlalchemy import URL, create_engine, insert, make_url, select, text
 
 from broker.ledger import Ledger
 from recovery.checkback.catalog import Catalog
+from recovery.checkback.round import CheckBack
 from recovery.cli.shared import FINDINGS, USAGE, WELL
 from tests.backends.shop import raiser
 from tests.checkback.other_databases import another, numbers, restore, shown, tables_in
@@ -141,6 +142,25 @@ def test_a_wrong_database_decides_nothing(
         assert not Path(str(wrong.database)).exists()
     code, out, error = run_due("check-back", shop.path, "--ledger", shown(url))
     assert (code, shop.in_doubt(), shop.announced()) == (WELL, 0, [1]), out + error
+
+
+@pytest.mark.parametrize("kind", [fresh, staging, copy], ids=lambda kind: kind.__name__)
+def test_a_wrong_database_does_not_pass_while_nothing_is_due(
+    shop: Shop,
+    run_due: Callable[..., tuple[int, str, str]],
+    url: URL,
+    tmp_path: Path,
+    kind: Callable[[Shop, URL, Path], Made],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It exited with 0 before the first check was due, and when the command was run again at once."""
+    shop.buy_and_vanish(1)
+    wrong, _ = kind(shop, url, tmp_path)
+    monkeypatch.setattr(CheckBack, "now_ms", lambda _self: shop.now_ms())
+    code, out, error = run_due("check-back", shop.path, "--ledger", shown(wrong))
+    assert "1 in doubt, 0 asked" in out
+    assert (code, error.count("nothing was decided"), shop.in_doubt()) == (USAGE, 1, 1), error
+    assert run_due("check-back", shop.path, "--ledger", shown(url))[0] == WELL
 
 
 def test_both_identities_are_named(
