@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import re
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -183,8 +184,10 @@ def parse_retention(
 def keep_report(path: str, name: str, report: Mapping[str, Any], latest: str = LATEST) -> str | None:
     """Write a report to the store's `state_directory`; its path. None, and an error in the log, when it cannot.
 
-    Call it under the lease of the work: what `latest` names is written by that work alone.
+    Call it under the lease of the work: what `latest` names is written by that work alone. The report says when it was
+    due (`now_ms`) and when it was done (`done_ms`): after a pause the two are days apart.
     """
+    report = {"done_ms": time.time_ns() // 1_000_000, **report}
     directory = os.path.join(state_directory(path), REPORTS)
     try:
         _make_private(directory)

@@ -130,7 +130,8 @@ def _retained(path: str) -> dict[str, Any]:
     """What retention did last, who has yet to read what, what pins segments that are due; and what went unread ever."""
     last, history = last_report(path, LATEST_RETENTION) or {}, read_history(Disk(), Paths(path))
     shown = {name: last.get(name, [])[:LISTED] for name in ("pins", "unread")}
-    removed = {"now_ms": last.get("now_ms"), "segments": len(last.get("segments", [])), "bytes": last.get("bytes", 0)}
+    removed = {name: last.get(name) for name in ("now_ms", "done_ms")}
+    removed |= {"segments": len(last.get("segments", [])), "bytes": last.get("bytes", 0)}
     return {**removed, **shown, "removed_unread": history.get("unread", {}), "removed_bytes": history.get("bytes", 0)}
 
 

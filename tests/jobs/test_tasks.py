@@ -16,6 +16,7 @@ import broker
 from recovery.jobs import rebuilding, tasks
 from recovery.jobs.checks import check_settings
 from recovery.jobs.setup import LATEST_RETENTION, alone, last_report
+from recovery.page import facts
 from recovery.verify.verifier import verify
 from recovery.views.overview import overview
 from tests.jobs.shops import ANSWERS, LATE_MS, SMALL, bodies, in_child, killed_shop, park, shop, spoil_slot, tree
@@ -308,6 +309,17 @@ def test_a_verification_says_when_it_was_due_and_when_it_was_done(tmp_path: Path
     assert report is not None
     assert (report["now_ms"], report["done_ms"]) == (5, done_ms)
     assert before <= done_ms <= now_ms()
+
+
+def test_the_page_shows_when_a_retention_was_done(tmp_path: Path) -> None:
+    """Not when it was due; the reports of a recovery and of a rebuild say both, too."""
+    path, before = str(killed_shop(tmp_path / "shop")), now_ms()
+    tasks.recover(path, now_ms=5)
+    tasks.rebuild_table(path, now_ms=5)
+    tasks.retain(path, now_ms=5, keep="1s")
+    assert facts.store_of("shop", path)["retention"]["done_ms"] >= before
+    for latest in ("recover-latest.json", "rebuild-latest.json"):
+        assert (last_report(path, latest) or {})["done_ms"] >= before
 
 
 def test_auto_goes_on_without_spark_and_says_so(
