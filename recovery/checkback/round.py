@@ -31,6 +31,7 @@ from recovery.checkback.catalog import Attempt, Catalog
 from recovery.checkback.leader import myself
 from recovery.checkback.policy import AtLimit, Policy, Standing, Verdict, decide, next_check
 from recovery.checkback.protocol import Answer, Outcome, Question, Resolver, answers_to
+from recovery.humanize import count, moment
 
 LIMIT = 10_000
 """How many transactions one round checks."""
@@ -308,13 +309,10 @@ class CheckBack:
         report.decided_elsewhere += ended.again
 
     def _give_up(self, one: _Due, answer: Answer | None, report: RoundReport) -> None:
-        """What the policy says for those that nobody answered for.
-
-        Where a ledger will answer one day it is not to be contradicted: such a transaction is parked, whatever else is
-        to happen.
-        """
+        """What the policy says; where a ledger will answer one day, which is not to be contradicted, it is parked."""
         reason = answer.why if answer else "nobody knew"
-        why = f"asked {one.checks} times, in doubt since {one.half.store_timestamp_ms}: {reason}"
+        asked, since = count(one.checks, "time"), moment(one.half.store_timestamp_ms)
+        why = f"asked {asked}, in doubt since {since} UTC: {reason}"
         outcome = _AT_LIMIT.get(self._policy.rule(one.half.topic).at_limit)
         if outcome is None or (answer is not None and answer.outcome is not Outcome.UNKNOWN):
             report.newly_parked += self._service.park(one.half, why[:_WHY_SIZE])

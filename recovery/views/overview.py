@@ -23,6 +23,7 @@ from broker.store.disk.paths import Paths
 from broker.transaction.events import BY, WHY, EventKind, Generation, kind_of, target_topic
 from broker.transaction.parking import GIVEN_UP, ParkTopic
 from broker.transaction.service import ParkNote
+from recovery.humanize import count
 from recovery.scan.ends import ends_of
 from recovery.scan.store_files import StoreFiles
 from recovery.scan.units import UnitFile
@@ -199,7 +200,7 @@ def _asked(path: str, commitlog_offset: int) -> list[dict[str, Any]]:
     if attempt is None:
         return []
     facts = {"last_answer": attempt.why, "outcome": attempt.outcome, "next_ms": attempt.next_ms}
-    return [{"what": f"asked {attempt.checks} times", "stored_ms": attempt.looked_ms, **facts}]
+    return [{"what": f"asked {count(attempt.checks, 'time')}", "stored_ms": attempt.looked_ms, **facts}]
 
 
 def _ends(path: str, store: broker.Store, commitlog_offset: int) -> Iterator[dict[str, Any]]:

@@ -76,7 +76,7 @@ def test_the_story_tells_of_checks(page: TestClient, tmp_path: Path) -> None:
     (one, *_) = page.get("/checkback/api/stores/shop").json()["in_doubt"]
     assert one["checks"] == 1
     steps = page.get(f"/checkback/api/stores/shop/transactions/{one['commitlog_offset']}").json()["steps"]
-    assert steps[-1]["what"] == "asked 1 times"
+    assert steps[-1]["what"] == "asked 1 time"
     assert "knows_nothing answered unknown" in steps[-1]["last_answer"]
 
 

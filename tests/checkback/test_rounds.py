@@ -20,6 +20,7 @@ from recovery.checkback.manual import find
 from recovery.checkback.policy import AtLimit, Policy, Rule
 from recovery.checkback.protocol import Answer, Outcome, Question
 from recovery.checkback.round import CheckBack, RoundReport
+from recovery.humanize import moment
 from tests.checkback.shop import open_store
 from tests.transaction.opened import damage
 
@@ -209,7 +210,7 @@ def test_a_policy_may_decide_at_the_limit_and_says_so_in_the_end_record(
         and record.commitlog_offset != half.commitlog_offset
     )
     assert end.property_map[BY] == "test"
-    assert "asked 3 times" in end.property_map[WHY]
+    assert f"asked 3 times, in doubt since {moment(half.store_timestamp_ms)} UTC: " in end.property_map[WHY]
 
 
 @pytest.mark.parametrize("at_limit", list(AtLimit))
