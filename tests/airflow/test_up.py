@@ -105,6 +105,17 @@ def test_a_second_interrupt_ends_all_at_once(tmp_path: Path, monkeypatch: pytest
     assert not airflow.left()
 
 
+def test_what_holds_passwords_is_its_owners_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Airflow's admin's, and the ledger's in the settings, were readable for each user of the machine."""
+    monkeypatch.setattr(surroundings, "NEEDED_BYTES", 1 << 60)
+    app = VerbGroup()
+    verbs_up.register(app)
+    assert isinstance(CliRunner().invoke(app, ["up", "--home", str(tmp_path / "up")]).exception, NotHere)
+    airflow = Standalone(str(tmp_path / "up" / "airflow"), 8123, "stores.toml")
+    airflow.make_home()
+    assert [path.stat().st_mode & 0o777 for path in (tmp_path / "up", tmp_path / "up" / "airflow")] == [0o700, 0o700]
+
+
 def test_its_children_end_with_it(tmp_path: Path) -> None:
     """Killed by SIGKILL it cannot stop anything; the system tells its child to end."""
     script = (

@@ -28,7 +28,7 @@ class ServedStore:
 
     def start(self) -> None:
         """Begin, and wait until it listens. Raises NotHere when it does not."""
-        os.makedirs(self._airflow.home, exist_ok=True)
+        self._airflow.make_home()
         with open(self.log, "wb") as out:
             self._process = self._airflow.child(self._words, out)
         deadline = time.monotonic() + _LISTENS_S

@@ -70,9 +70,14 @@ class Standalone:
 
     def start(self) -> None:
         """Begin; see `recovery.airflow.local.rest` for when it is ready."""
+        self.make_home()
         os.makedirs(os.path.join(self.home, "dags"), exist_ok=True)
         with open(self.log, "ab") as log:
             self._process = self.child(["-m", "airflow", "standalone"], log)
+
+    def make_home(self) -> None:
+        """Airflow's directory, for its owner alone: Airflow writes the password of its admin, which all could read."""
+        os.makedirs(self.home, mode=0o700, exist_ok=True)
 
     def child(self, words: list[str], out: IO[bytes]) -> subprocess.Popen[bytes]:
         """A Python program in a session of its own, with our mark: whatever becomes of us, it is stopped."""

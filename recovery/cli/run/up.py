@@ -63,7 +63,7 @@ def up(
     surroundings.check_airflow()
     _check_options(serve, stores, ledger, of_one_store=bool(store or demo or ledger or resolver))
     directory = os.path.abspath(os.path.expanduser(home))
-    os.makedirs(directory, exist_ok=True)
+    os.makedirs(directory, mode=0o700, exist_ok=True)  # the settings may hold the ledger's password
     surroundings.check_disk(directory)
     surroundings.check_port(port)
     airflow = Standalone(
