@@ -19,6 +19,7 @@ from recovery.airflow.local.preflight import NotHere
 from recovery.airflow.local.rest import ASKS, Rest, Run
 from recovery.airflow.local.standalone import Standalone, _has_mark, _processes
 from recovery.airflow.local.status import last_runs, runs, standing
+from recovery.airflow.settings import read_stores
 from recovery.cli.declaration import VerbGroup
 from recovery.cli.run import up as verbs_up
 from tests.jobs.shops import shop
@@ -103,6 +104,34 @@ def test_a_second_interrupt_ends_all_at_once(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(KeyboardInterrupt):
         airflow.stop()
     assert not airflow.left()
+
+
+@pytest.mark.parametrize("name", ["läden", "店", "x" * 95])
+def test_every_directory_has_a_name_that_dags_can_have(name: str, tmp_path: Path) -> None:
+    """Airflow was started, and looked after no store."""
+    verbs_up._write_settings(str(tmp_path / "stores.toml"), {"path": f"/srv/{name}.store"})
+    assert len(read_stores(str(tmp_path / "stores.toml")).stores) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--ledger", "sqlite://", "--resolver", "shop:answer"], "--ledger and --resolver exclude each other"),
+        (["--resolver", "ftp://shop"], "resolver is an http(s) URL"),
+    ],
+)
+def test_settings_that_no_dag_can_have_are_refused_before_airflow_starts(
+    words: list[str], why: str, tmp_path: Path
+) -> None:
+    """Else its only DAG would say so, and the terminal "none has run yet"."""
+    app = VerbGroup()
+    verbs_up.register(app)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    where = [str(tmp_path / "shop"), "--home", str(tmp_path / "home"), "--port", port]
+    ran = CliRunner().invoke(app, ["up", *where, *words])
+    assert why in f"{ran.output} {ran.exception}"
 
 
 def test_what_holds_passwords_is_its_owners_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import ipaddress
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -61,7 +62,7 @@ def up(
     from recovery.airflow.local.standalone import Standalone
 
     surroundings.check_airflow()
-    _check_options(serve, stores, ledger, of_one_store=bool(store or demo or ledger or resolver))
+    _check_options(serve, stores, ledger, resolver, of_one_store=bool(store or demo or ledger or resolver))
     directory = os.path.abspath(os.path.expanduser(home))
     os.makedirs(directory, mode=0o700, exist_ok=True)  # the settings may hold the ledger's password
     surroundings.check_disk(directory)
@@ -80,22 +81,26 @@ def up(
         sale = Sale(os.path.join(directory, time.strftime("demo-%Y%m%d-%H%M%S")), airflow) if demo else None
         if sale is not None:
             sale.start()
-        server = None
+        of_store: dict[str, Any] = {}
         if stores is None:
-            asked = {"ledger": ledger, "resolver": resolver}
-            of_store = sale.settings() if sale is not None else _one_store(directory, store, asked)
+            of_store = sale.settings() if sale else _one_store(directory, store, ledger=ledger, resolver=resolver)
             _write_settings(airflow.stores, of_store)
-            server = _served(airflow, of_store["path"], serve, stack)
+        _check_stores(airflow.stores, is_only_one=stores is None)
+        server = _served(airflow, of_store["path"], serve, stack) if of_store else None
         airflow.start()
         _stay(airflow, sale, until, server)
 
 
-def _check_options(serve: str | None, stores: str | None, ledger: str | None, *, of_one_store: bool) -> None:
+def _check_options(
+    serve: str | None, stores: str | None, ledger: str | None, resolver: str | None, *, of_one_store: bool
+) -> None:
     """Refuse what cannot be served, and a URL that no round could use, before anything starts. Raises BrokerError."""
     from broker.server.settings import host_and_port
 
     if stores is not None and of_one_store:
         raise BadParameter("--stores names a file of stores: leave out STORE, --demo, --ledger and --resolver")
+    if ledger is not None and resolver is not None:
+        raise BadParameter("--ledger and --resolver exclude each other: one of them answers for the transactions")
     if ledger is not None:
         from recovery.checkback.ledgers.engines import check_url
 
@@ -193,7 +198,7 @@ def _says_java(is_there: bool) -> bool:
     return is_there
 
 
-def _one_store(directory: str, store: str | None, asked: Mapping[str, str | None]) -> dict[str, Any]:
+def _one_store(directory: str, store: str | None, **asked: str | None) -> dict[str, Any]:
     """The settings for one store, which is made when it is not there; what another program wrote is only read."""
     import broker
 
@@ -206,10 +211,22 @@ def _one_store(directory: str, store: str | None, asked: Mapping[str, str | None
 
 def _write_settings(named: str, settings: Mapping[str, Any]) -> None:
     """The file that the DAGs read: one store, named as its directory is."""
+    from recovery.airflow.operating.sense import NAME_MOST
+
     title = os.path.basename(settings["path"]).split(".")[0]
-    name = "".join(sign if sign.isalnum() or sign in "-_" else "-" for sign in title) or "store"
+    name = re.sub(r"[^A-Za-z0-9_-]", "-", title)[:NAME_MOST] or "store"
     with open(named, "w", encoding="utf-8") as file:
         file.write(json.dumps({"stores": {name: settings}}, indent=2))
+
+
+def _check_stores(named: str, *, is_only_one: bool) -> None:
+    """Say which tables of the file are wrong, before Airflow starts. Raises BadSettings where nothing else is in it."""
+    from recovery.airflow.settings import BadSettings, read_stores
+
+    for broken in read_stores(named).broken:
+        if is_only_one:
+            raise BadSettings(broken.why)
+        show_now(f"{broken.name} is not looked after until it is corrected: {broken.why}")
 
 
 def _stay(airflow: Standalone, sale: Sale | None, until: float | None, server: ServedStore | None) -> None:
