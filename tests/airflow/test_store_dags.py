@@ -25,6 +25,18 @@ def test_a_store_of_ones_own_has_all_dags_and_what_is_changed() -> None:
     assert set(StoreDags("own", path="/x", only=["check_back"])) == {"check_back"}
 
 
+def test_an_owner_or_a_field_of_a_form_takes_nothing_away() -> None:
+    """With `owner` in `default_args` no alert went out, and with `params` a recovery asked nobody."""
+    changed = {"default_args": {"owner": "payments", "retries": 9}, "params": {"ticket": ""}}
+    made = StoreDags("own", path="/srv/own.store", ask=True, dags={"recover_after_crash": changed})
+    dag = made["recover_after_crash"]
+    plan = dag.get_task("plan")
+    assert (plan.owner, plan.retries) == ("payments", 9)
+    assert plan.on_failure_callback
+    assert plan.execution_timeout == timedelta(hours=6)
+    assert (dag.params["ask"], dag.params["ticket"]) == (True, "")
+
+
 def test_check_back_waits_for_a_watcher_with_a_schedule_behind_it(looked_after: Callable[..., None]) -> None:
     """An idle store has a run an hour; without a watcher, or with a connection, there is one every 30 s."""
     due = StoreDags("own", path="/srv/own.store", only=["check_back"])["check_back"].schedule

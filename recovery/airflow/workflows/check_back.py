@@ -26,7 +26,7 @@ from recovery.airflow.operators import CheckBackOperator
 from recovery.airflow.settings import StoreSettings
 from recovery.airflow.triggers import DueTrigger
 from recovery.airflow.versions import asset_or_every
-from recovery.airflow.workflows.wiring import shared
+from recovery.airflow.workflows.wiring import merged, shared
 
 
 def make(store: StoreSettings, **overrides: Any) -> DAG:
@@ -40,7 +40,7 @@ def make(store: StoreSettings, **overrides: Any) -> DAG:
         "on_success_callback": [WorksAgain(store=store.name, connection=store.alerts)],
         "inlets": [due],  # its state has what was alerted
     }
-    with DAG(**{"schedule": schedule(store, due), "doc_md": __doc__, **wiring, **overrides}) as dag:
+    with DAG(**merged({"schedule": schedule(store, due), "doc_md": __doc__, **wiring}, overrides)) as dag:
         CheckBackOperator(task_id="check_back", fail_unanswered=True, **alerts, **store.target())
     return dag
 

@@ -33,13 +33,13 @@ from recovery.airflow.operators import (
 )
 from recovery.airflow.settings import StoreSettings
 from recovery.airflow.triggers import CrashTrigger
-from recovery.airflow.workflows.wiring import answering, ask_param, asked_first, engine_pool, shared
+from recovery.airflow.workflows.wiring import answering, ask_param, asked_first, engine_pool, merged, shared
 
 
 def make(store: StoreSettings, **overrides: Any) -> DAG:
     """The DAG of a store; `overrides` are arguments of `DAG`."""
     wiring = {"schedule": schedule(store), **shared(store, "recover_after_crash", within=timedelta(minutes=30))}
-    with DAG(**{"doc_md": __doc__, "params": {"ask": ask_param(store)}, **wiring, **overrides}) as dag:
+    with DAG(**merged({"doc_md": __doc__, "params": {"ask": ask_param(store)}, **wiring}, overrides)) as dag:
         target = store.target()
         ask = asked_first(store.ask and bool(store.approvers))
         plan = PlanRecoveryOperator(task_id="plan", ask=ask, take_over=store.take_over, **target)

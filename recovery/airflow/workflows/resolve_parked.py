@@ -20,7 +20,7 @@ from airflow.sdk import DAG, Param, task_group
 from recovery.airflow.approval import DecideOperator, ResolveOperator
 from recovery.airflow.operators import ParkedOperator
 from recovery.airflow.settings import StoreSettings
-from recovery.airflow.workflows.wiring import answering, shared
+from recovery.airflow.workflows.wiring import answering, merged, shared
 
 ONLY = Param(None, type=["null", "integer"], title="CommitLog offset", description="Of one half message; or all.")
 
@@ -28,7 +28,7 @@ ONLY = Param(None, type=["null", "integer"], title="CommitLog offset", descripti
 def make(store: StoreSettings, **overrides: Any) -> DAG:
     """The DAG of a store; `overrides` are arguments of `DAG`."""
     wiring = {"schedule": None, "params": {"commitlog_offset": ONLY}, **shared(store, "resolve_parked")}
-    with DAG(**{"doc_md": __doc__, **wiring, **overrides}) as dag:
+    with DAG(**merged({"doc_md": __doc__, **wiring}, overrides)) as dag:
         target = store.target()
 
         @task_group  # type: ignore[untyped-decorator]

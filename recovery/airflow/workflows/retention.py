@@ -18,13 +18,13 @@ from airflow.sdk import DAG
 
 from recovery.airflow.operators import RetentionOperator
 from recovery.airflow.settings import StoreSettings
-from recovery.airflow.workflows.wiring import shared
+from recovery.airflow.workflows.wiring import merged, shared
 
 
 def make(store: StoreSettings, **overrides: Any) -> DAG:
     """The DAG of a store; `overrides` are arguments of `DAG`."""
     limits = {"most": timedelta(hours=1), "within": timedelta(hours=2)}
     wiring = {"schedule": store.retention_schedule, **shared(store, "retention", **limits)}
-    with DAG(**{"doc_md": __doc__, **wiring, **overrides}) as dag:
+    with DAG(**merged({"doc_md": __doc__, **wiring}, overrides)) as dag:
         RetentionOperator(task_id="retain", **store.retention(), **store.target())
     return dag

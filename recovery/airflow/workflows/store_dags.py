@@ -38,8 +38,8 @@ class StoreDags(Mapping[str, DAG]):
     """The DAGs of a store, by their work. Give it a name at module level: Airflow collects what a file makes.
 
     `settings` are those of a table in the file of stores; without any the table with this name is taken. `dags` has
-    arguments of `DAG` for single DAGs, and `only` the DAGs that are made. Do not make a DAG here and by the bundle:
-    both would have one name. Raises BadSettings.
+    arguments of `DAG` for single DAGs, of `default_args` and `params` those that change, and `only` the DAGs that are
+    made. Do not make a DAG here and by the bundle: both would have one name. Raises BadSettings.
     """
 
     def __init__(

@@ -19,13 +19,13 @@ from airflow.sdk import DAG
 from recovery.airflow.assets import verified
 from recovery.airflow.operators import NoFindingsOperator, VerifyOperator
 from recovery.airflow.settings import StoreSettings
-from recovery.airflow.workflows.wiring import engine_pool, shared
+from recovery.airflow.workflows.wiring import engine_pool, merged, shared
 
 
 def make(store: StoreSettings, **overrides: Any) -> DAG:
     """The DAG of a store; `overrides` are arguments of `DAG`."""
     wiring = {"schedule": store.verify_schedule, **shared(store, "verify_store", within=timedelta(hours=6))}
-    with DAG(**{"doc_md": __doc__, **wiring, **overrides}) as dag:
+    with DAG(**merged({"doc_md": __doc__, **wiring}, overrides)) as dag:
         outlets = [verified(store.name)]
         verify = VerifyOperator(task_id="verify", outlets=outlets, **engine_pool(store), **store.target())
         verify >> NoFindingsOperator(task_id="no_findings")

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -55,6 +56,16 @@ def shared_of(
         arguments = {"store": name, "what": what, "connection": alerts}
         found |= deadline(within, "recovery.airflow.alerts.deadline_missed", arguments)
     return found
+
+
+def merged(ours: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a DAG with what a user's DAG file changes.
+
+    Of `default_args` and `params` each value for itself: an owner takes no alert away, and another field of a form not
+    the one that says whether a person is asked.
+    """
+    both = [name for name in ("default_args", "params") if ours.get(name) and overrides.get(name)]
+    return {**ours, **overrides, **{name: {**ours[name], **overrides[name]} for name in both}}
 
 
 def answering(store: StoreSettings) -> dict[str, Any]:
