@@ -32,7 +32,7 @@ from broker.transaction.events import Generation
 from recovery.pipeline.blocks import SCHEMA, each_of, rows_of
 from recovery.pipeline.store_location import StoreLocation
 from recovery.rebuild.batch_queues import as_on_disk
-from recovery.rebuild.entries import SLOT, UNIT, Claim, keep_live_tags, owners, queue_runs, redo_units
+from recovery.rebuild.entries import SLOT, UNIT, Claim, QueueLives, keep_live_tags, owners, queue_runs, redo_units
 from recovery.rebuild.file_writers import IndexFiles
 from recovery.rebuild.misfits import misfits_of_records
 from recovery.scan.kinds import Kinds
@@ -118,6 +118,7 @@ class EntryCounts:
     items: int = 0
     batches: dict[BatchQueueName, int] = field(default_factory=dict)  # units of each BatchConsumeQueue
     misfits: list[Misfit] = field(default_factory=list)
+    again: dict[str, int] = field(default_factory=dict)  # where topics were made again: `QueueLives`
 
 
 @dataclass
@@ -151,6 +152,7 @@ class SplitBuilder:
     def __init__(self, rebuild_plan: RebuildPlan) -> None:
         self._plan, self._files = rebuild_plan, rebuild_plan.place.files()
         self._queues: dict[tuple[str, int], list[tuple[Ints, Rows]] | None] = {}
+        self._lives = QueueLives(self._files)
         self._batches: dict[BatchQueueName, list[Rows]] = {}
         self._redo: list[Rows] = []
         self._items: list[Rows] = []
@@ -160,7 +162,7 @@ class SplitBuilder:
         """Make what these records have."""
         if not self._misfits:
             self._misfits += misfits_of_records(records, kinds, self._files)
-        for run in queue_runs(records, kinds):
+        for run in map(self._lives.present, queue_runs(records, kinds)):
             key = (run.topic, run.queue_id)
             if key not in self._queues:
                 self._queues[key] = [] if self._files.expects_queue(*key) else None
@@ -176,7 +178,8 @@ class SplitBuilder:
     def counts(self) -> EntryCounts:
         """How many there are of what has no place yet."""
         batches = {name: sum(map(len, runs)) for name, runs in self._batches.items()}
-        return EntryCounts(sum(map(len, self._redo)), sum(map(len, self._items)), batches, self._misfits)
+        redo, items = (sum(map(len, parts)) for parts in (self._redo, self._items))
+        return EntryCounts(redo, items, batches, self._misfits, self._lives.again)
 
     def blocks(self, split_number: int) -> Iterator[tuple[str, int, Any]]:
         """Everything, once all was added."""

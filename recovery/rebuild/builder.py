@@ -26,7 +26,16 @@ from broker.store.read.layout import StoreLayout
 from broker.store.read.segments import Listing
 from broker.transaction.events import Generation
 from recovery.rebuild.batch_queues import BatchQueueFiles, first_kept
-from recovery.rebuild.entries import Claim, claim_of, keep_live_tags, owners, queue_runs, redo_units, slots_of
+from recovery.rebuild.entries import (
+    Claim,
+    QueueLives,
+    claim_of,
+    keep_live_tags,
+    owners,
+    queue_runs,
+    redo_units,
+    slots_of,
+)
 from recovery.rebuild.file_writers import SLOT, UNIT, IndexFiles, UnitFiles, filled_units
 from recovery.rebuild.misfits import misfits_of_queue, misfits_of_records
 from recovery.rebuild.unfit_log import refuse_numbers
@@ -50,6 +59,7 @@ class Build:
         self._sizes, self._disk = sizes, disk
         self.tracker = TransactionTracker(files)
         self.queues: dict[tuple[str, int], UnitFiles] = {}
+        self.lives = QueueLives(files)
         self.redo_log = UnitFiles(disk, self.paths.redo_log, sizes.redo_log_bytes, UNIT)
         self.table = UnitFiles(disk, self.paths.state_table, sizes.state_table_bytes, SLOT)
         self.batches = BatchQueueFiles(files, disk, self.paths)
@@ -88,10 +98,10 @@ class Build:
         self.tracker.add(records, kinds)
 
     def _add_to_queues(self, records: Records, kinds: Kinds) -> None:
-        for run in queue_runs(records, kinds):
+        for run in map(self.lives.present, queue_runs(records, kinds)):
             queue = self._queue(run.topic, run.queue_id)
             if queue is not None:
-                refuse_numbers(self.files, _messages_of(run.topic, run.queue_id), int(run.numbers.min()), 0)
+                refuse_numbers(self.files, _messages_of(run.topic, run.queue_id), int(run.numbers.min(initial=0)), 0)
                 keep_live_tags(run, self.files)
                 queue.write(run.numbers, run.units)
 
@@ -113,6 +123,7 @@ class Build:
         for outcomes in self.tracker.outcomes():
             self._add_to_table(outcomes.slots(self.files.table_generation))
         self._refuse_numbers()
+        self._leave_out_earlier_lives()
         self._look_at_live_queues()
         first_made = [(queue, queue.begin) for queue in self.queues.values()]
         self._carry_over()
@@ -121,6 +132,17 @@ class Build:
         self.index.finish()
         for files in self._unit_files():
             files.force()
+
+    def _leave_out_earlier_lives(self) -> None:
+        """Queues that are not there, of a topic that was made again behind all of their records."""
+        for (topic, queue_id), queue in list(self.queues.items()):
+            again = self.lives.again.get(topic, 0)
+            if queue.begin < 0 or not again or self.files.queue(topic, queue_id).segments:
+                continue
+            if queue.read(queue.begin, queue.end - queue.begin)["commitlog_offset"].max() < again:
+                del self.queues[topic, queue_id]
+                queue.close()
+                self._disk.remove_tree(self.paths.queue(topic, queue_id))
 
     def _refuse_numbers(self) -> None:
         """Before the files between the first number and the last are made."""

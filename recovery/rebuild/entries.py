@@ -7,8 +7,8 @@ is not known here; the local engine and Spark both ask these functions. The item
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from recovery.scan.units import Ints, Rows
 from recovery.transactions.events import Names
 from recovery.verify.kinds.light_queues import further_queues
 from recovery.verify.kinds.queue_ext import queue_ext_of
+from recovery.verify.kinds.queue_lives import begun_at
 
 UNIT = np.dtype(Unit.DTYPE)
 SLOT = np.dtype(Slot.DTYPE)
@@ -94,6 +95,31 @@ def queue_runs(records: Records, kinds: Kinds) -> Iterator[QueueRun]:
     for further in further_queues(part, Kinds(part)):
         topic, run = further.topic.decode("utf-8", "replace"), further.which
         yield QueueRun(topic, further.queue_id, further.queue_offsets, units[run], part.take(run), scheduled=False)
+
+
+class QueueLives:
+    """Which records a queue had before its topic was deleted and made again: `recovery.verify.kinds.queue_lives`."""
+
+    def __init__(self, files: StoreFiles) -> None:
+        self._files = files
+        self._begun: dict[tuple[str, int], int] = {}
+        self.again: dict[str, int] = {}  # by topic: where the first of its queues was begun again
+
+    def present(self, run: QueueRun) -> QueueRun:
+        """The units of a run without those of an earlier life of its queue."""
+        name = run.topic, run.queue_id
+        if name not in self._begun:
+            self._begun[name] = begun_at(self._files.queue_units(*name), self._files.commitlog, *name)
+        begun, at = self._begun[name], run.units["commitlog_offset"]
+        if not at.min(initial=begun) < begun:
+            return run
+        self.note({run.topic: begun})
+        which = np.flatnonzero(at >= begun)
+        return replace(run, numbers=run.numbers[which], units=run.units[which], records=run.records.take(which))
+
+    def note(self, again: Mapping[str, int]) -> None:
+        """Queues of these topics were begun again at these CommitLog offsets."""
+        self.again |= {topic: min(at, self.again.get(topic, at)) for topic, at in again.items()}
 
 
 def keep_live_tags(run: QueueRun, files: StoreFiles) -> None:

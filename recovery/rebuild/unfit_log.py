@@ -11,10 +11,10 @@ from broker.store.read.segments import Listing
 from recovery.findings import Finding
 from recovery.rebuild.file_writers import UnitFiles
 from recovery.scan.record_at import record_at
-from recovery.scan.records import Records
 from recovery.scan.scanner import Damage
 from recovery.scan.store_files import StoreFiles, breaks_off
 from recovery.verify.causes.log_short import short_log
+from recovery.verify.kinds.queue_lives import stated_place
 
 _NUMBERS_MAX = 1 << 24  # a topic that was deleted and made again counts from 0 while the log has its old records
 _WRONG_CRC = "the record does not have the CRC that it states, and the live files differ from what the log says"
@@ -90,14 +90,9 @@ def refuse_lost(
         both = (files.queue_units(topic, queue_id), queue)
         at, made = (int(units.read(taken, 1)["commitlog_offset"][0]) for units in both)
         record = record_at(files.commitlog, at) if at != made else None
-        if record is not None and _stated(record) == (topic.encode(), queue_id, taken):
+        if record is not None and stated_place(record) == (topic.encode(), queue_id, taken):
             text = f"message {taken} of queue {queue_id} of {topic}, which names this record, would go for one that"
             raise _unfit(files.path, files.commitlog_file(at), at, f"{text} states the same number")
-
-
-def _stated(record: Records) -> tuple[bytes, int, int]:
-    queue_id, queue_offset = (int(record.field(name)[0]) for name in ("queue_id", "queue_offset"))
-    return record.topic_codes[1][0], queue_id, queue_offset
 
 
 def _unfit(path: str, file: str, commitlog_offset: int, reason: str) -> CorruptStore:

@@ -71,7 +71,14 @@ class _UpToTheEnd(Rebuilding):
 
     def _finish(self, build: Build) -> None:
         super()._finish(build)
-        at = build.diverted_at if isinstance(build, _Watching) and not self.ours else None
+        if self.ours:
+            return
+        for topic, begun in build.lives.again.items():
+            text = f"{self.path}: topic {topic} was deleted and made again: its queues begin at 0 again at CommitLog "
+            text += f"offset {begun}. The log has its messages of before, and consumers would get them again"
+            text += ". Leave the store to its broker until retention has removed them"
+            raise StoreError(text, path=self.path)
+        at = build.diverted_at if isinstance(build, _Watching) else None
         if at is not None:
             text = f"{self.path}: the half message at CommitLog offset {at} has a delay. RocketMQ put it among delayed "
             text += "messages, where its end does not find it, and no other program could settle it as its broker does"

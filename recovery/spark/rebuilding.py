@@ -176,6 +176,8 @@ class SparkBuild(Build):
         tracker.bytes, tracker.last_store_ms = inspected.bytes, inspected.last_store_ms
         counts = [summary.made for summary in summaries if summary.made is not None]
         self.misfits += [misfit for one in counts for misfit in one.misfits]
+        for one in counts:
+            self.lives.note(one.again)
         with_redo = self.generation is Generation.STATE_TABLE
         with_table = with_redo or self.files.table_generation is self.generation
         redo = prefix_sums([one.redo for one in counts], self.redo_units)

@@ -29,6 +29,7 @@ from recovery.verify.consume_queues import QueueComparison
 from recovery.verify.index import IndexComparison
 from recovery.verify.kinds.batch_queues import BatchQueueComparison
 from recovery.verify.kinds.not_judged import not_judged
+from recovery.verify.kinds.queue_lives import take_back_earlier_lives
 from recovery.verify.kinds.rocksdb_queues import rocksdb_fault
 from recovery.verify.kinds.timers import TimerComparison
 from recovery.verify.later_ends import later_ends
@@ -95,6 +96,7 @@ class Conclusion:
         live = is_live(self.files, self.log.end_offset)
         roots = self._explain(live)
         self._finish()
+        earlier = take_back_earlier_lives(self.findings, self.files)
         self._report_damages()
         live = live or is_live(self.files, self.log.end_offset)
         if live and self.files.watermark is None:
@@ -112,7 +114,7 @@ class Conclusion:
             end_offset=self.log.end_offset,
             seconds=time.monotonic() - started,
             live=live,
-            not_judged=not_judged(self.files),
+            not_judged=(*not_judged(self.files), *earlier),
             causes=roots.causes(),
         )
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import broker
 from broker.format.commitlog import encode, make_record
+from broker.format.consumequeue import Unit
 from broker.format.properties import encode as encode_properties
 from broker.store.disk.files import Disk
 from broker.store.read.layout import StoreLayout
 from broker.store.writer import open_writer
+from tests.scan.logs import Log, Wanted
 from tests.store.build import HOST
 from tests.store.filled import SMALL, fill
 
@@ -43,6 +47,37 @@ def store_with_a_wrong_queue_id(path: Path) -> int:
         file.seek(sent[2].commitlog_offset + 15)  # the last byte of its queue_id
         file.write(b"\x01")
     return sent[2].commitlog_offset
+
+
+def store_with_a_topic_made_again(path: Path, units: Sequence[int] = (0, 1)) -> list[int]:
+    """A store of a broker that deleted a topic of two queues and made it again, with two messages in queue 0 since.
+
+    `units` says which of these two queue 0 holds. Returns the places of the records.
+    """
+    log = Log(4096)
+    before = [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2)]
+    for queue_id, number in (*before, (0, 0), (0, 1)):
+        log.append(Numbered(queue_offset=number, queue_id=queue_id))
+    log.write(path)
+    queue = path / "consumequeue" / "OrderTopic" / "0"
+    queue.mkdir(parents=True)
+    (path / "config").mkdir()
+    (path / "config" / "topics.json").write_text('{"topicConfigTable":{"OrderTopic":{"topicName":"OrderTopic"}}}')
+    places = list(log.records)
+    rows = [Unit(places[5 + number], len(log.records[places[5 + number]]), 0).pack() for number in units]
+    (queue / f"{0:020}").write_bytes(b"".join(rows).ljust(200, b"\0"))
+    return places
+
+
+@dataclass(frozen=True)
+class Numbered(Wanted):
+    """A record of any queue."""
+
+    queue_id: int = 0
+
+    def at(self, offset: int, segment_end: int) -> bytes:
+        raw = super().at(offset, segment_end)
+        return raw[:12] + self.queue_id.to_bytes(4, "big") + raw[16:]
 
 
 def prepared(number: int, slot: int, commitlog_offset: int, kind: int = 4, half: int = 0) -> bytes:

@@ -23,7 +23,7 @@ from recovery.repair import crash
 from recovery.repair.salvage import salvage
 from recovery.verify.verifier import verify
 from tests.cli.command import command
-from tests.rebuild.derived_files import on_disk
+from tests.rebuild.derived_files import on_disk, store_with_a_topic_made_again
 from tests.scan.logs import Log, Wanted
 from tests.store.crashed import abandoned
 
@@ -122,6 +122,20 @@ def test_a_store_of_which_only_the_checkpoint_is_written(
         assert (ran.code, "Put in place" in ran.out, "Removed: abort" in ran.out) == (0, removed, removed)
         assert [one.name for one in (path / "checkback").iterdir()] == ["replaced"]
         assert (path / "checkpoint").exists()
+
+
+@pytest.mark.usefixtures("is_still")
+def test_messages_of_before_a_topic_was_made_again_do_not_come_back(tmp_path: Path) -> None:
+    """Consumers got them again, behind the newer ones: in queue 0, and in queue 1, which had none since."""
+    path = tmp_path / "store"
+    store_with_a_topic_made_again(path)
+    live = path / "consumequeue" / "OrderTopic" / "0" / f"{0:020}"
+    right = live.read_bytes()
+    assert not [one for one in rebuild(path).differences if "consumequeue" in one.path]
+    live.write_bytes(right[:20] + bytes(180))
+    rebuild(path, apply=True, broker_is_stopped=True)
+    assert live.read_bytes() == right
+    assert not (path / "consumequeue" / "OrderTopic" / "1").exists()
 
 
 UNDERSTOOD = (

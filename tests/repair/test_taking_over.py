@@ -23,7 +23,7 @@ from recovery.rebuild.undo import undo
 from recovery.repair import crash, taking_over
 from recovery.verify.verifier import verify
 from tests.cli.command import command
-from tests.rebuild.derived_files import on_disk
+from tests.rebuild.derived_files import on_disk, store_with_a_topic_made_again
 from tests.rebuild.dying import Killed, dying
 
 PLAIN = "kinds/rocketmq-5.3.3-plain"
@@ -67,6 +67,16 @@ def kept_of(path: Path) -> dict[str, str]:
 
 
 # Refused first
+
+
+def test_a_store_with_messages_of_a_deleted_topic_stays_with_its_broker(tmp_path: Path) -> None:
+    """Its topic was made again. Taken over, consumers got the messages of before once more."""
+    path = tmp_path / "store"
+    places = store_with_a_topic_made_again(path)
+    before = on_disk(path)
+    with pytest.raises(StoreError, match=f"OrderTopic was deleted and made again.* at CommitLog offset {places[5]}"):
+        taken(path)
+    assert on_disk(path) == before
 
 
 def flipped(path: Path) -> None:

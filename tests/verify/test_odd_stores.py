@@ -9,16 +9,20 @@ from pathlib import Path
 
 import pytest
 
+from broker.format.consumequeue import Unit
 from broker.format.index import SLOT_SIZE, IndexHeader, IndexItem, file_size, item_at, slot_at
 from broker.store.disk.files import Disk, Missing
 from recovery.findings import Finding, Findings
 from recovery.scan.store_files import StoreFiles
 from recovery.verify.index_files import open_index
 from recovery.verify.verifier import verify
+from tests.rebuild.derived_files import store_with_a_topic_made_again
 from tests.scan.logs import Chunk, Log, Wanted
 from tests.scan.small_broker import GENERATIONS, V3, V5, Generation
 from tests.scan.small_stores import build
+from tests.spark.inline import comparable, verify_inline
 
+FIRST = f"{0:020}"
 each = pytest.mark.parametrize("generation", GENERATIONS, ids=lambda generation: generation.name)
 
 
@@ -119,3 +123,33 @@ def test_lookups_and_verification_work_out_the_same_numbers(generation: Generati
     opened = open_index(StoreFiles.open(store).index_now(), Findings())
     assert looked_up == {file.segment.path: (file.slots, file.items) for file in opened}
     assert looked_up
+
+
+# Topics that were deleted and made again
+
+
+def test_messages_of_before_a_topic_was_made_again_are_no_findings(tmp_path: Path) -> None:
+    """They are in no queue, those of queue 1 too, which has no message since; the report says that it left them out."""
+    places = store_with_a_topic_made_again(tmp_path / "store")
+    report = verify(tmp_path / "store")
+    assert report.findings.counts == {}
+    (left,) = report.not_judged
+    assert (left.path, left.what) == (
+        str(tmp_path / "store/consumequeue/OrderTopic"), f"5 records before CommitLog offset {places[5]}"
+    )  # fmt: skip
+    assert comparable(verify_inline(str(tmp_path / "store"), 4096)) == comparable(report)
+
+
+def test_a_message_that_a_topic_got_since_it_was_made_again_is_missed(tmp_path: Path) -> None:
+    places = store_with_a_topic_made_again(tmp_path / "store", units=[0])
+    assert [(one.kind, one.commitlog_offset) for one in findings_of(tmp_path / "store")] == [
+        ("queue-missing", places[6])
+    ]
+
+
+def test_a_queue_that_is_not_there_is_missed_where_no_other_began_again(tmp_path: Path) -> None:
+    """The first message of queue 0 came later: that alone does not say that the topic was made again."""
+    places = store_with_a_topic_made_again(tmp_path / "store")
+    queue = tmp_path / "store/consumequeue/OrderTopic/0" / FIRST
+    queue.write_bytes(Unit(places[0], places[1], 0).pack().ljust(200, b"\0"))
+    assert {one.facts["queue_id"] for one in findings_of(tmp_path / "store")} == {0, 1}
