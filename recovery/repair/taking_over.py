@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from broker.errors import CorruptStore, StoreError, StoreLocked
-from broker.format.topics import HALF_TOPIC
+from broker.format.topics import HALF_TOPIC, REVIVE_PREFIX
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import HALF_OP, STATE_TABLE, Paths
 from broker.store.disk.store_lock import StoreLock
@@ -25,6 +25,7 @@ from broker.store.recover.load import plan, refusal
 from broker.store.recover.survey import Owner, Survey, survey, survey_adopted
 from broker.store.shared.checkpoint_file import seal
 from broker.store.shared.directory_swap import finish_swap
+from recovery.humanize import moment
 from recovery.rebuild import replaced
 from recovery.rebuild.builder import Build
 from recovery.rebuild.quiescence import shape
@@ -35,6 +36,7 @@ from recovery.scan.store_files import StoreFiles
 from recovery.transactions.events import diverted_halves
 from recovery.verify.causes.log_short import short_log
 from recovery.verify.record_checks import wrong_times
+from recovery.views.messages.waiting import popped, timers
 
 _GENERATIONS = ("none", "state-table", "half-op")  # that this version can go on writing
 _PAGE_BYTES = 4096  # a broker maps its segments, and makes them of whole pages
@@ -173,6 +175,8 @@ def _looked_at(path: str, disk: Disk, found: Survey, *, move: bool, even_short: 
         raise StoreError(text, path=path)
     if report.refusal and not move:
         raise StoreError(f"{path}: {report.refusal}", path=path)
+    if found.facts.owner is Owner.FOREIGN:
+        _check_nothing_waits(path)
     taking = _Taking(sizes_of(files, disk), _engine(files, report.generation), max(report.end_offset, found.tail.end))
     error = refusal(plan(survey_adopted(path, disk, taking.layout, taking.adopted)))
     if error is not None:
@@ -205,6 +209,24 @@ def _check_not_short(files: StoreFiles, end_offset: int, *, is_alone: bool = Tru
         text = f"{text}. Only when those records are lost for good: "
         text = f"{text}checkback recover {files.path} --apply --broker-is-stopped --even-short"
         raise CorruptStore(text, path=short.file)
+
+
+def _check_nothing_waits(path: str) -> None:
+    """Raises StoreError when messages wait in what only their broker reads: nobody would deliver them."""
+    timed = [one.due_ms for one in timers(path) if not one.topic.startswith(REVIVE_PREFIX)]
+    unacknowledged = sum(len(one.queue_offsets) for one in popped(path))
+    if timed:
+        until = moment(max(timed))
+        text, name = f"{len(timed):,} messages wait in the timer wheel, the last until {until} UTC", "timers"
+    elif unacknowledged:
+        text, name = f"{unacknowledged:,} messages were popped, and are not acknowledged", "popped"
+    else:
+        return
+    text = (
+        f"{path}: {text}. Only their broker delivers them. Nothing was changed. Run it until it did. Which they are: "
+    )
+    text = f"{text}checkback dump {path} {name}. Without them a copy can be taken over: checkback salvage {path} OUT"
+    raise StoreError(text, path=path)
 
 
 # Transactions
