@@ -18,7 +18,7 @@ from broker.consuming.reading import readable_end
 from broker.consuming.redelivery import DELAYS_MS, due
 from broker.errors import CorruptStore, MessageRejected
 from broker.format.commitlog import Record
-from broker.format.topics import SCHEDULE_TOPIC, deliver_time_ms
+from broker.format.topics import LONGEST_DELAY_MS, SCHEDULE_TOPIC, deliver_time_ms
 from broker.store.read.consumequeue import ConsumeQueue
 from broker.store.write.pending_record import PendingRecord
 
@@ -153,12 +153,19 @@ class Schedule:
                 raise
             if record is None:
                 continue
-            due_ms = deliver_time_ms(queue_id + 1, record.store_timestamp_ms, self._delays_ms)
+            due_ms = self._when(queue_id, record.store_timestamp_ms, unit.tags_code)
             if due_ms > now_ms:
                 self._due_ms[queue_id, queue_offset] = due_ms
                 break
             found.append((queue_offset, record))
         return found
+
+    def _when(self, queue_id: int, stored_ms: int, of_unit_ms: int) -> int:
+        """When a record is due: as this process is set, unless its unit states a delay of the store's former broker."""
+        is_of_broker = of_unit_ms != deliver_time_ms(queue_id + 1, stored_ms, DELAYS_MS)
+        if is_of_broker and 0 <= of_unit_ms - stored_ms <= LONGEST_DELAY_MS:
+            return of_unit_ms
+        return deliver_time_ms(queue_id + 1, stored_ms, self._delays_ms)
 
     def _move(self, queue_id: int, position: int) -> None:
         """Only the holder of the lease moves these positions, and only forward."""

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from broker.format import properties as names
 from broker.format.consumequeue import FILLER_SIZE
 from broker.format.sysflag import INNER_BATCH, TransactionType
+from broker.format.topics import LONGEST_DELAY_MS
 from broker.transaction.events import TopicKind
 from recovery.findings import Finding, Findings
 from recovery.scan.kinds import Kinds
@@ -29,7 +30,6 @@ from recovery.verify.kinds.light_queues import further_queues
 _AT_ONCE = 1 << 16
 _HELD = 100_000
 _CLOCK_READINGS_APART_MS = 1000
-_LONGEST_DELAY_MS = 366 * 86_400_000
 
 EXPECTED = np.dtype(
     [("queue_offset", "i8"), ("commitlog_offset", "i8"), ("size", "i4"), ("tags_code", "i8"), ("store_ms", "i8")]
@@ -294,7 +294,7 @@ def _expect_due_times(expected: Rows, units: Rows, delays: Delays) -> None:
     usual = int(np.median(waited[delays.waits]))
     near = delays.waits & (np.abs(waited - usual) <= delays.tolerance_ms)
     exact = delays.tolerance_ms == 0
-    possible = (waited >= -delays.tolerance_ms) & (waited <= _LONGEST_DELAY_MS) & (~exact | (waited % 1000 == 0))
+    possible = (waited >= -delays.tolerance_ms) & (waited <= LONGEST_DELAY_MS) & (~exact | (waited % 1000 == 0))
     due = np.where(near, units["tags_code"], delays.stored_ms + usual)
     due = np.where(possible, due, ~units["tags_code"])  # whatever is expected, it is not what the unit says
     expected["tags_code"] = np.where(delays.waits, due, expected["tags_code"])

@@ -2,25 +2,80 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+import broker
 from broker.errors import StoreError
+from broker.format.commitlog import encode, make_record
 from broker.format.consumequeue import Unit
 from broker.format.kinds.timer import TimerCheck
 from broker.format.properties import encode as encode_properties
-from broker.format.topics import TIMER_TOPIC
+from broker.format.topics import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from recovery.repair import crash
+from recovery.verify.verifier import verify
 from tests.rebuild.derived_files import on_disk
 from tests.scan.logs import Log, Wanted
+from tests.store.build import HOST
 
 FIRST = f"{0:020}"
 
 
 def take_over(path: Path) -> None:
     crash.apply(crash.plan(crash.survey(path)), broker_is_stopped=True, still_s=0)
+
+
+def store_with_delayed_messages(path: Path, delays: dict[int, int]) -> None:
+    """A store of a broker with other delays of its levels, by level; each has two messages, one is dispatched."""
+    log, stored_ms, units = Log(4096), int(time.time() * 1000) - 60_000, dict[int, bytes]()
+    for number in range(2):
+        for level, delay_ms in delays.items():
+            at = log.append(Delayed(level, number, stored_ms))
+            units.setdefault(level, Unit(at, len(log.records[at]), stored_ms + delay_ms).pack())
+    log.write(path)
+    for level, unit in units.items():
+        queue = path / "consumequeue" / SCHEDULE_TOPIC / str(level - 1)
+        queue.mkdir(parents=True)
+        (queue / FIRST).write_bytes(unit.ljust(200, b"\0"))
+    (path / "config").mkdir()
+    queues = {"readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
+    topics = {name: {"topicName": name, **queues} for name in ("Orders", HALF_TOPIC)}
+    (path / "config" / "topics.json").write_text(json.dumps({"topicConfigTable": topics}))
+
+
+@dataclass(frozen=True)
+class Delayed:
+    """A record that waits in the schedule topic."""
+
+    level: int
+    number: int
+    stored_ms: int
+
+    def at(self, offset: int, _segment_end: int) -> bytes:
+        said = {"REAL_TOPIC": "Orders", "REAL_QID": "0", "DELAY": str(self.level), "KEYS": str(self.level)}
+        record = make_record(
+            SCHEDULE_TOPIC, b"later", encode_properties(said), born_host=HOST, store_host=HOST, queue_id=self.level - 1,
+            queue_offset=self.number, commitlog_offset=offset, born_timestamp_ms=self.stored_ms,
+            store_timestamp_ms=self.stored_ms,
+        )  # fmt: skip
+        return encode(record)
+
+
+def test_delayed_messages_keep_the_delays_of_their_broker(tmp_path: Path) -> None:
+    """As its messageDelayLevel said: a message of level 2 came after 5 s in place of two hours."""
+    path = tmp_path / "store"
+    store_with_delayed_messages(path, {2: 7_200_000, 18: 1000})
+    take_over(path)
+    with broker.open(path) as store, store.consumer("shop", "Orders") as consumer:
+        received = [consumer.receive(timeout_s=20) for _ in range(2)]
+        assert [list(one.keys) for one in received if one is not None] == [["18"], ["18"]]
+        assert consumer.receive_now() is None
+    assert verify(path).findings.counts["queue-missing"] == 0
 
 
 def test_messages_in_the_timer_wheel_are_left_to_their_broker(tmp_path: Path) -> None:

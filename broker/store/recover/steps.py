@@ -13,6 +13,7 @@ from broker.store.engines.half_op import HALF_OP
 from broker.store.engines.replay_watch import ReplayWatch
 from broker.store.maintain.checkpointing import checkpoint_as_is
 from broker.store.read.log_reader import LogReader
+from broker.store.recover.due_times import BrokerDueTimes
 from broker.store.recover.expired import ends_of_broker, expired_ends, go_on_at
 from broker.store.recover.survey import Survey
 from broker.store.recover.truncate import cut_derived, cut_log, empty_derived, keep_aside, write_again
@@ -101,7 +102,11 @@ def _replay(parts: StoreParts, survey: Survey, progress: Progress) -> None:
     watch = ReplayWatch(parts) if parts.engine is HALF_OP else None
     if watch is not None:
         replay.after = watch.on_dispatched
-    replay.run(start, end, after)
+    parts.dispatcher.due_of_broker = BrokerDueTimes(parts.disk, parts.paths).due_ms
+    try:
+        replay.run(start, end, after)
+    finally:
+        parts.dispatcher.due_of_broker = None
     if survey.point is None:
         go_on_at(parts, ends_of_broker(parts.disk, parts.paths, survey.begin))
     if watch is not None:

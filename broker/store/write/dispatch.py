@@ -59,6 +59,8 @@ class Dispatcher:
         self._control, self.cells = control, cells
         self._words, self._table_bytes = control.words, layout.state_table_bytes
         self.queues: dict[int, UnitQueue] = {}  # by cell, those that were touched
+        # In a recovery: when a record of the schedule topic is due that another program stored; None: as ours are.
+        self.due_of_broker: Callable[[int, int, int, int], int | None] | None = None
         self.table = MappedQueue(disk, engine.table(paths), layout.state_table_bytes)
         self.redo_log = UnitQueue(disk, paths.redo_log, layout.redo_log_bytes, paths.begun("redolog"))
         self.index = IndexWriter(disk, paths.index, layout.index_slots, layout.index_items, control)
@@ -148,7 +150,9 @@ class Dispatcher:
             if not kind or kind == _COMMIT:
                 cell = self.cells.of(draft.topic, draft.queue_id)
                 waits = draft.topic == SCHEDULE_TOPIC  # a unit says there when it is due, not which tag it has
-                code = deliver_time_ms(draft.queue_id + 1, store_timestamp_ms, _DELAYS_MS) if waits else draft.tags_code
+                code = draft.tags_code
+                if waits:
+                    code = self._due_ms(draft.queue_id, queue_offset, commitlog_offset, store_timestamp_ms)
                 self.queue(cell).put(queue_offset * UNIT_SIZE, commitlog_offset, size, code)
                 self.cells[cell] = queue_offset + 1
                 if draft.target is not None:
@@ -158,6 +162,12 @@ class Dispatcher:
             for slot in draft.ended:
                 self.settle(slot, ANY_HALF, _ROLLBACK)
         self._put_index(draft, commitlog_offset, store_timestamp_ms, again=again)
+
+    def _due_ms(self, queue_id: int, queue_offset: int, commitlog_offset: int, stored_ms: int) -> int:
+        due_ms = None
+        if self.due_of_broker is not None:
+            due_ms = self.due_of_broker(queue_id, queue_offset, commitlog_offset, stored_ms)
+        return deliver_time_ms(queue_id + 1, stored_ms, _DELAYS_MS) if due_ms is None else due_ms
 
     def _open_slot(self, draft: PendingRecord, commitlog_offset: int, slot: int, store_timestamp_ms: int) -> None:
         view, at = self.table.at(slot * SLOT_SIZE)
