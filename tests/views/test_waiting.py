@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from broker.format import properties as names
-from broker.format.commitlog import make_record
-from broker.format.kinds.timer import TimerCheck, TimerSlot, TimerUnit
+from broker.format.commitlog import encode, make_record
+from broker.format.kinds.timer import DELETES, TimerCheck, TimerSlot, TimerUnit
 from broker.format.topics import TIMER_TOPIC
 from broker.store.write.pending_record import LOCAL_HOST
 from recovery.verify.verifier import verify
@@ -43,6 +44,47 @@ def test_what_is_due_when(timed: Path, capsys: pytest.CaptureFixture[str]) -> No
     ran = command(capsys, "dump", timed, "timers", "--json", "--limit", "3")
     assert [one["due_ms"] for one in json.loads(ran.out)] == [one.due_ms for one in waiting[:3]]
     assert command(capsys, "info", timed).out.count("timers        16 messages, due 2026-11-22 06:10:55.000") == 1
+
+
+def test_what_its_client_recalled_does_not_wait(timed: Path) -> None:
+    """A broker of 5.4 puts a second unit into the slot, which takes the first back; here it is made by its bit."""
+    wheel, log = timed / "timerwheel", timed / "timerlog" / f"{0:020}"
+    before, counted = timers(str(timed)), look(timed).timers
+    at = _slots(timed)[0]
+    slot = TimerSlot.unpack_from(wheel.read_bytes(), at)
+    unit = TimerUnit.unpack_from(log.read_bytes(), slot.last_position)
+    recalled = next(one for one in before if one.commitlog_offset == unit.commitlog_offset)
+    properties = names.encode({names.TIMER_DEL_UNIQKEY: recalled.unique_key, names.TIMER_OUT_MS: str(unit.due_ms)})
+    end = len(log.read_bytes().rstrip(b"\0")) + 100
+    place = (timed / "commitlog" / f"{0:020}").read_bytes().rstrip(b"\0")
+    record = make_record(
+        TIMER_TOPIC, b"0", properties, born_host=LOCAL_HOST, store_host=LOCAL_HOST, born_timestamp_ms=1,
+        store_timestamp_ms=7, commitlog_offset=len(place) + 8,
+    )  # fmt: skip
+    _overwrite(timed / "commitlog" / f"{0:020}", len(place) + 8, encode(record))
+    takes_back = replace(
+        unit, previous_position=slot.last_position, magic=unit.magic | DELETES, commitlog_offset=len(place) + 8
+    )
+    _overwrite(log, end, takes_back.pack())
+    _overwrite(wheel, at, replace(slot, last_position=end, count=slot.count - 1).pack())
+    assert timers(str(timed)) == [one for one in before if one != recalled]
+    assert (look(timed).timers, counted) != (None, None)
+    assert look(timed).timers.waiting == counted.waiting - 1  # type: ignore[union-attr]
+
+
+def test_of_the_snapshots_of_a_wheel_the_newest_counts(timed: Path) -> None:
+    """With timerWheelSnapshotFlush a broker of 5.4 keeps the wheel in memory: its messages were called missing."""
+    wheel, before = timed / "timerwheel", timers(str(timed))
+    content = wheel.read_bytes()
+    (timed / "timerwheel.7").write_bytes(bytes(len(content)))
+    assert timers(str(timed)) == before, "an old one of a broker that writes none any more"
+    wheel.rename(timed / "timerwheel.1924")
+    wheel.write_bytes(bytes(len(content)))
+    (timed / "timerwheel.2000.tmp").touch()
+    assert timers(str(timed)) == before
+    report = verify(timed)
+    assert not report.findings.counts["timer-missing"] + report.findings.counts["timer-orphan"]
+    assert not report.not_judged
 
 
 @pytest.mark.parametrize("number", ["\u00b2", "9" * 5000])

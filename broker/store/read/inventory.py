@@ -115,7 +115,7 @@ KINDS: tuple[EntryKind, ...] = (
     # What stays.
     EntryKind("checkback's own directory", r"checkback/", Handling.KEPT),
     EntryKind("the configuration", r"config/", Handling.KEPT),
-    EntryKind("the timer wheel", r"timerwheel(\.\d+)?", Handling.KEPT),
+    EntryKind("the timer wheel", r"timerwheel(\.\d+(\.tmp)?)?", Handling.KEPT),
     EntryKind("the timer log", r"timerlog/.*", Handling.KEPT),
     EntryKind(
         "a ConsumeQueueExt", r"consumequeue_ext/", Handling.REBUILT,

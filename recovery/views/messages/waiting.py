@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from operator import attrgetter
@@ -71,15 +72,16 @@ def timers(path: str, limit: int | None = None) -> list[WaitingMessage]:
 
 
 def count_timers(path: str) -> tuple[int, int, int]:
-    """(how many wait, when the first is due, when the last is), without a look at the messages; zeros for none."""
+    """(how many wait, when the first is due, when the last is), without a look at the messages; zeros for none.
+
+    What takes a message back is due when that is.
+    """
     wheel = _wheel(path)
-    count, first_ms, last_ms = 0, 0, 0
+    counts: Counter[int] = Counter()
     for entry in wheel.waiting() if wheel is not None else ():
-        if not entry.takes_back:
-            count += 1
-            first_ms = min(first_ms or entry.due_ms, entry.due_ms)
-            last_ms = max(last_ms, entry.due_ms)
-    return count, first_ms, last_ms
+        counts[entry.due_ms] += -1 if entry.takes_back else 1
+    due_ms = +counts
+    return due_ms.total(), min(due_ms, default=0), max(due_ms, default=0)
 
 
 def popped(path: str) -> list[PoppedMessages]:
@@ -162,12 +164,28 @@ def _timed_records(store: broker.Store) -> Iterator[tuple[bool, Record]]:
     wheel = _wheel(store.path)
     if wheel is None:
         return
+    recalled = _recalled(store, wheel)
     for entry in wheel.waiting():
-        record = _record(store, entry.commitlog_offset)
-        if record is not None and not entry.takes_back:
+        record = None if entry.takes_back else _record(store, entry.commitlog_offset)
+        if record is not None and not recalled & _recall_keys(record):
             yield entry.is_rolled, record
     for record in _from_queue(store, TIMER_TOPIC, _QUEUE, wheel.check.queue_offset):
-        yield False, record
+        if names.TIMER_DEL_UNIQKEY not in record.property_map and not recalled & _recall_keys(record):
+            yield False, record
+
+
+def _recalled(store: broker.Store, wheel: Timers) -> set[str]:
+    """What the records name that take a message back. RocketMQ: RecallMessageProcessor (5.4.0)."""
+    entries = (_record(store, entry.commitlog_offset) for entry in wheel.waiting() if entry.takes_back)
+    behind = _from_queue(store, TIMER_TOPIC, _QUEUE, wheel.check.queue_offset)
+    said = (record.property_map.get(names.TIMER_DEL_UNIQKEY) for record in (*entries, *behind) if record is not None)
+    return {key for key in said if key}
+
+
+def _recall_keys(record: Record) -> set[str]:
+    """By which of two names a message is taken back: a broker is set to one (appendTopicForTimerDeleteKey)."""
+    key = record.property_map.get(names.UNIQ_KEY, "")
+    return {key, f"{_real_topic(record)}+{key}"}
 
 
 def _from_queue(store: broker.Store, topic: str, queue_id: int, first: int) -> Iterator[Record]:

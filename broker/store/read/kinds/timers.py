@@ -9,6 +9,7 @@ RocketMQ: TimerMessageStore.dequeue, TimerWheel.getSlot (5.3.3).
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -17,6 +18,8 @@ from broker.store.disk.files import Missing, ReadFile
 from broker.store.read.directory import StoreDirectory
 
 _AT_ONCE = TimerSlot.SIZE << 12
+_WHEEL = "timerwheel"
+_SNAPSHOT = re.compile(rf"{_WHEEL}\.[0-9]{{1,19}}")
 
 
 class TimerEntry(NamedTuple):
@@ -43,10 +46,26 @@ class Timers:
 
     def __init__(self, directory: StoreDirectory, check: TimerCheck) -> None:
         self._directory, self.check = directory, check
-        self.path = os.path.join(directory.path, "timerwheel")
+        self.path = os.path.join(directory.path, _WHEEL)
         self.log_path = os.path.join(directory.path, "timerlog")
         self._log = directory.segments(self.log_path)
         self.damages: list[TimerDamage] = []
+        snapshot = self._newest_snapshot()
+        if snapshot is not None and self._last_unit(snapshot) >= self._last_unit(self.path):
+            self.path = snapshot
+
+    def _newest_snapshot(self) -> str | None:
+        """The copy of the wheel that a broker wrote last; it keeps the wheel itself in memory then, and its file empty.
+
+        The number in its name is the end of the timer log. RocketMQ: timerWheelSnapshotFlush, TimerWheel.backup (5.4).
+        """
+        names = (entry.name for entry in self._directory.disk.entries(self._directory.path) if entry.is_file)
+        numbers = [int(name[len(_WHEEL) + 1 :]) for name in names if _SNAPSHOT.fullmatch(name)]
+        return f"{os.path.join(self._directory.path, _WHEEL)}.{max(numbers)}" if numbers else None
+
+    def _last_unit(self, wheel: str) -> int:
+        """The position of the last unit of the timer log that a wheel names: an old snapshot names earlier ones."""
+        return max((slot.last_position for _, slot in self._slots(wheel)), default=NOWHERE)
 
     @property
     def is_whole(self) -> bool:
@@ -56,7 +75,7 @@ class Timers:
     def waiting(self) -> Iterator[TimerEntry]:
         """The messages that are not delivered yet, slot by slot, each chain from its last unit to its first."""
         self.damages = []
-        for position, slot in self._slots():
+        for position, slot in self._slots(self.path):
             last = self._unit(slot.last_position)
             if last is None or not slot.moment:
                 self._damage(position, f"names {slot.last_position} of the timer log, where no unit is")
@@ -67,16 +86,16 @@ class Timers:
             elif slot.moment * precision_ms >= self.check.read_ms:
                 yield from self._chain(position, slot, last)
 
-    def _slots(self) -> Iterator[tuple[int, TimerSlot]]:
+    def _slots(self, wheel: str) -> Iterator[tuple[int, TimerSlot]]:
         """The slots in use, and where in the wheel each lies."""
         try:
-            file = self._directory.disk.open_read(self.path)
+            file = self._directory.disk.open_read(wheel)
         except Missing:
             return
         at = 0
         while raw := self._part(file, at):
             whole = len(raw) - len(raw) % TimerSlot.SIZE
-            for number, slot in enumerate(TimerSlot.iter_unpack(raw)):
+            for number, slot in enumerate(TimerSlot.iter_unpack(raw) if raw.strip(b"\0") else ()):
                 if slot.moment > 0 and slot.last_position != NOWHERE:
                     yield at + number * TimerSlot.SIZE, slot
             if not whole:
