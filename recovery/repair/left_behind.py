@@ -12,16 +12,20 @@ from broker.store.read.kinds.rocksdb_config import READ
 from recovery.repair.queue_gaps import Gap
 from recovery.repair.salvage_config import CopiedConfig
 
-# Directories with what only their broker can read; the file beside which there must be more for it to matter.
+# Directories with what only their broker can read; the files beside which there must be more for it to matter.
 _ONLY_THERE = (
     (
         "kvStore/",
-        "",
+        (),
         "messages that consumers popped and did not acknowledge are noted in it, and are delivered to no consumer",
     ),
-    ("rocksdbstore/", "rocksdbstore/CURRENT", "5.5 may keep its timers and the index in it"),
-    ("compaction/", "compaction/position-checkpoint", "messages of compacted topics may be in no segment any more"),
-    ("timerlog/", "", "messages that wait in the timer wheel are in the new log, but no timer delivers them"),
+    ("rocksdbstore/", ("rocksdbstore/CURRENT",), "5.5 may keep its timers and the index in it"),
+    (
+        "compaction/",
+        ("compaction/position-checkpoint", "compaction/position-checkpoint.bak"),
+        "messages of compacted topics may be in no segment any more",
+    ),
+    ("timerlog/", (), "messages that wait in the timer wheel are in the new log, but no timer delivers them"),
 )
 
 

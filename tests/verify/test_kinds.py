@@ -19,6 +19,7 @@ import pytest
 from broker.errors import CorruptStore, NotAStore
 from broker.format.consumequeue import BatchUnit, Unit
 from broker.format.index import IndexHeader, IndexItem
+from recovery.repair.salvage import salvage
 from recovery.verify.verifier import verify
 from recovery.views.figures import survey
 from recovery.views.html_report import html_report
@@ -301,3 +302,12 @@ def test_a_log_of_dledger_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "commitlog").mkdir()
     with pytest.raises(NotAStore, match="DLedger"):
         verify(tmp_path)
+
+
+def test_how_far_nothing_was_compacted_is_no_compacted_topic(store: Callable[[str], Path], tmp_path: Path) -> None:
+    """Each broker of 5.x notes it, and keeps the note of before: it counted as a topic that a salvage lost."""
+    path = store("rocketmq-5.3.3-plain")
+    for name in ("position-checkpoint", "position-checkpoint.bak"):
+        (path / "compaction" / name).write_text('{"offsetTable":{},"dataVersion":{}}')
+    assert verify(path).not_judged == ()
+    assert salvage(path, tmp_path / "out").left_behind == []

@@ -121,7 +121,7 @@ KINDS: tuple[EntryKind, ...] = (
         "a ConsumeQueueExt", r"consumequeue_ext/", Handling.REBUILT,
         "units of the ConsumeQueues name places in it, which a recovery does not know, but checkback rebuild does",
     ),
-    EntryKind("how far topics were compacted", r"compaction/([^/]+/|position-checkpoint)", Handling.KEPT),
+    EntryKind("how far topics were compacted", r"compaction/([^/]+/|position-checkpoint(\.bak)?)", Handling.KEPT),
     EntryKind("a compacted topic", r"compaction/.*", Handling.KEPT, unjudged=_OF_ITS_BROKER, is_if_filled=True),
     EntryKind(
         "the key-value service of POP", r"kvStore/.*", Handling.KEPT, unjudged=_NO_ROCKSDB,
@@ -166,10 +166,10 @@ class Inventory:
     queue_types: tuple[tuple[str, str], ...] = ()  # topics whose queues are not plain ConsumeQueues
     batch_topics: frozenset[str] = frozenset()  # of these, the topics that are known to have BatchConsumeQueues
 
-    def holds(self, prefix: str, *, beside: str = "") -> bool:
-        """Whether an entry below a directory holds anything, other than the one file `beside`."""
+    def holds(self, prefix: str, *, beside: Sequence[str] = ()) -> bool:
+        """Whether an entry below a directory holds anything, other than the files `beside`."""
         return any(
-            path.startswith(prefix) and size and path != beside and not path.endswith("/")
+            path.startswith(prefix) and size and path not in beside and not path.endswith("/")
             for path, size, _ in self.entries
         )
 
