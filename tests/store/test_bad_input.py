@@ -69,6 +69,17 @@ def test_no_commitlog(tmp_path: Path) -> None:
     assert "it has config, consumequeue, which are worth nothing without their CommitLog. Put" in sentence(tmp_path)
 
 
+def test_a_commitlog_that_its_broker_has_elsewhere(tmp_path: Path) -> None:
+    """As storePathCommitLog of a broker says: linked as the sentence says, it is read."""
+    store = Log().write(tmp_path / "shop.store")
+    (store / "consumequeue").mkdir()
+    (store / "commitlog").rename(tmp_path / "log")
+    assert sentence(store).endswith("(storePathCommitLog): ln -s DIRECTORY PATH/commitlog")
+    (store / "commitlog").symlink_to(tmp_path / "log")
+    with broker.open(store, read_only=True):
+        pass
+
+
 def test_a_commitlog_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "commitlog").touch()
     assert "commitlog in it is a file, not a directory of segments" in sentence(tmp_path)

@@ -116,7 +116,8 @@ def _what_is_there(path: str, entries: list[Entry], disk: Disk) -> str:
     parts = [entry.name for entry in entries if entry.name in PARTS]
     if parts:
         others = ", ".join(parts)
-        return f"it has {others}, which are worth nothing without their CommitLog. Put commitlog/ back beside them"
+        text = f"it has {others}, which are worth nothing without their CommitLog. Put commitlog/ back beside them"
+        return f"{text}; where its broker has it elsewhere (storePathCommitLog): ln -s DIRECTORY {path}/commitlog"
     return f"it holds {_names(entries)}. {_GIVE}"
 
 
