@@ -239,8 +239,12 @@ def encode_abort(pid: int) -> bytes:
 def loads(raw: bytes) -> Any:
     """JSON with unquoted integer keys, which become strings. Raises CorruptRecord for anything else."""
     try:
-        text = _TOKEN.sub(lambda token: f'"{token[1]}"' if token[1] else token[0], raw.decode())
-        return json.loads(text, parse_constant=_no_number)
+        text = raw.decode()
+        try:
+            return json.loads(text, parse_constant=_no_number)  # most have none: quotes cost three times as much
+        except json.JSONDecodeError:
+            quoted = _TOKEN.sub(lambda token: f'"{token[1]}"' if token[1] else token[0], text)
+            return json.loads(quoted, parse_constant=_no_number)
     except RecursionError:
         raise CorruptRecord("not JSON: nested too deeply") from None
     except ValueError as error:
@@ -250,15 +254,19 @@ def loads(raw: bytes) -> Any:
 def dumps(value: Any, depth: int = 0) -> str:
     """JSON as fastjson's pretty format has it: tabs, a line for each member, integer keys unquoted on one line."""
     if not isinstance(value, Mapping):
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        return _compact(value)
     if not value:
         return "{}"
     indent = "\n" + "\t" * (depth + 1)
     parts = []
     for key, inner in value.items():
-        name = str(key) if isinstance(key, int) else indent + json.dumps(key, ensure_ascii=False)
-        parts.append(f"{name}:{dumps(inner, depth + 1)}")
+        name = str(key) if isinstance(key, int) else indent + _compact(key)
+        parts.append(f"{name}:{str(inner) if type(inner) is int else dumps(inner, depth + 1)}")
     return "{" + ",".join(parts) + "\n" + "\t" * depth + "}"
+
+
+# Made once: json.dumps makes one for each call that has options.
+_compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def _root(raw: bytes) -> dict[str, Any]:

@@ -350,3 +350,22 @@ def test_a_look_that_began_before_a_change_does_not_undo_it(tmp_path: Path, monk
         slow.join()
         change.join()
         assert topics.get("c", now_ms) is not None
+
+
+def test_a_topic_is_made_with_one_look_at_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a store of thousands each look takes tens of milliseconds, under the lock that every send needs."""
+    reads: list[StoreDirectory] = []
+    read = topicfile.read_topics
+
+    def counted(directory: StoreDirectory) -> Topics:
+        reads.append(directory)
+        return read(directory)
+
+    with opened(tmp_path) as store:
+        store.create_topic("a")
+        monkeypatch.setattr(topicfile, "read_topics", counted)
+        store.create_topic("b")
+        store.append(broker.Message("c", b"x"))
+        store.delete_topic("a")
+        assert len(reads) == 3
+        assert [store.topic(name) is not None for name in "abc"] == [False, True, True]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from broker.format.config import MESSAGE_TYPE_ATTRIBUTE, PERM_WRITE, DataVersion, TopicConfig, encode_topics
+from broker.format.config import MESSAGE_TYPE_ATTRIBUTE, PERM_WRITE, DataVersion, TopicConfig, Topics, encode_topics
 from broker.store.disk.files import Disk
 from broker.store.disk.thread_lock import ThreadLock
 from broker.store.read.config import read_topics
@@ -54,24 +54,27 @@ class TopicFile:
 
     def put(self, topic: TopicConfig, now_ms: int) -> None:
         """Create or change a topic; call under the append lock, which keeps other processes from doing the same."""
-        self._write({**read_topics(self._directory).topics, topic.name: topic}, now_ms)
+        found = read_topics(self._directory)
+        self._write(found, {**found.topics, topic.name: topic}, now_ms)
 
     def remove(self, name: str, now_ms: int) -> None:
         """Forget a topic; call under the append lock."""
-        topics = dict(read_topics(self._directory).topics)
-        if topics.pop(name, None) is not None:
-            self._write(topics, now_ms)
-
-    def _write(self, topics: dict[str, TopicConfig], now_ms: int) -> None:
-        disk, paths = self._directory.disk, self._directory.paths
         found = read_topics(self._directory)
+        topics = dict(found.topics)
+        if topics.pop(name, None) is not None:
+            self._write(found, topics, now_ms)
+
+    def _write(self, found: Topics, topics: dict[str, TopicConfig], now_ms: int) -> None:
+        """Write other topics than were found: in a store of thousands, to read them again takes as long as all else."""
+        disk, paths = self._directory.disk, self._directory.paths
         version = DataVersion(found.version.counter + 1, now_ms, found.version.state_version)
         changed = replace(found, topics=topics, version=version)
         disk.create_in_store(paths.store, paths.config(""))
         if disk.entry(self._path) is not None:
             disk.write_file(f"{self._path}.bak", disk.read(self._path))
         disk.write_file(self._path, encode_topics(changed))
-        self.look(now_ms)
+        with self._looking:
+            self._know(topics, self._mark(), now_ms)
 
     def look(self, now_ms: int) -> None:
         """Read the file if it is another one than at the last look. Raises CorruptRecord.
@@ -81,9 +84,13 @@ class TopicFile:
         with self._looking:
             seen = self._mark()
             if seen is None or seen != self._seen:
-                self._topics = dict(read_topics(self._directory).topics)
-                self._rules = {name: _rules(topic) for name, topic in self._topics.items()}
-            self._seen, self._looked_ms = seen, now_ms
+                self._know(dict(read_topics(self._directory).topics), seen, now_ms)
+            self._looked_ms = now_ms
+
+    def _know(self, topics: dict[str, TopicConfig], seen: tuple[int, int, int] | None, now_ms: int) -> None:
+        self._topics = topics
+        self._rules = {name: _rules(topic) for name, topic in topics.items()}
+        self._seen, self._looked_ms = seen, now_ms
 
     def is_current(self, now_ms: int) -> bool:
         """Whether the topics can be asked, for half a second from now on, without reading the file again.
