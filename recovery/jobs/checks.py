@@ -9,13 +9,23 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import broker
+from broker.database.ledger_binding import KnownLedgers
 from broker.errors import BrokerError
+from broker.store.disk.files import Disk
+from broker.store.disk.paths import Paths
+from broker.store.read.layout import read_store_file
 from recovery.jobs.setup import setup
+
+if TYPE_CHECKING:
+    from broker.database.ledger_binding import Binding, KnownLedger
+    from broker.ledger import Ledger
+    from recovery.checkback.ledgers.proof import CommittedKey
 
 _CONNECT_S = 5.0
 _PORTS = {"http": 80, "https": 443}
@@ -39,26 +49,35 @@ def check_settings(
     if resolvers is not None and not isinstance(resolvers, Mapping):
         raise BrokerError(f"resolvers is a table by producer group, not {resolvers!r:.60}")
     made = setup(policy=policy, **asked)
+    ledgers: list[Ledger] = []
     for group, spec in made.resolvers.items():
         where = "the resolver" if group == "*" else f"the resolver of {group}"
         if "ledger" in spec:
-            _check_ledgers(spec)
+            ledgers += _checked_ledgers(spec)
         elif "http" in spec:
             check_http(str(spec["http"]), where)
         else:
             _check_callable(str(spec["call"]))
+    _check_whose(path, ledgers)
     if catalog:
         _check_database(catalog, "the catalog")
     return f"{path}: {segments} segments, {counts['in_doubt']} transactions in doubt, {counts['parked']} parked"
 
 
-def _check_ledgers(spec: Mapping[str, Any]) -> None:
-    """Each ledger's database answers, and has the ledger's table."""
+def _checked_ledgers(spec: Mapping[str, Any]) -> list[Ledger]:
+    """The ledgers of a resolver: each database answers, and has the ledger's table."""
     from sqlalchemy import inspect
 
     from recovery.checkback.config import ledgers_of
+    from recovery.checkback.ledger_resolver import check_file
+    from recovery.checkback.ledgers.proof import WrongLedger
 
-    for ledger in ledgers_of(spec):
+    found = list(ledgers_of(spec))
+    for ledger in found:
+        try:
+            check_file(ledger)
+        except WrongLedger as error:
+            raise BrokerError(str(error).removeprefix("nothing was decided: ")) from None
         with _sentences(f"the ledger {ledger.engine.url.render_as_string()}"), ledger.engine.connect() as connection:
             there = inspect(connection).has_table(ledger.rows.name, schema=ledger.rows.schema)
         ledger.engine.dispose()
@@ -68,6 +87,52 @@ def _check_ledgers(spec: Mapping[str, Any]) -> None:
                 "(Django: manage.py migrate checkback)"
             )
             raise BrokerError(f"the ledger {ledger.engine.url.render_as_string()} {text}")
+    return found
+
+
+def _check_whose(path: str, ledgers: Sequence[Ledger]) -> None:
+    """Raises BrokerError for a database that check-back would not believe: another store's, a copy, a standby.
+
+    One that is not bound yet is right as long as the store knows no ledger, or has another one among them.
+    """
+    from recovery.checkback.ledgers.doctor import gathered
+    from recovery.checkback.ledgers.proof import judge
+
+    file = read_store_file(Disk(), Paths(path))
+    if file is None:  # another program wrote it
+        return
+    evidence, unbound = _KnownLedgersOnly(file.store_id, KnownLedgers(path)), []
+    for ledger in ledgers:
+        with _sentences(where := f"the ledger {ledger.engine.url.render_as_string()}"):
+            facts = gathered(ledger, evidence)
+        ledger.engine.dispose()
+        refusal = judge(replace(facts, committed=1))
+        if facts.row is None:
+            unbound.append(f"{where}: {refusal}")
+        elif refusal:
+            raise BrokerError(f"{where}: {refusal}")
+    if unbound and len(unbound) == len(ledgers) and evidence.known.all():
+        raise BrokerError(unbound[0])
+
+
+@dataclass(frozen=True, slots=True)
+class _KnownLedgersOnly:
+    """What a store that is only read says of its ledgers: which they are, not which rows they must have.
+
+    Implements recovery.checkback.ledgers.proof.Evidence.
+    """
+
+    store_id: str
+    known: KnownLedgers
+
+    def known_of(self, row: Binding) -> KnownLedger | None:
+        return self.known.get(row.binding_id)
+
+    def committed(self, _binding_id: str) -> list[CommittedKey]:
+        return []
+
+    def is_by_hand(self, _commitlog_offset: int) -> bool:
+        return False
 
 
 def _check_database(url: str, what: str) -> None:

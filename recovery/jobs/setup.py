@@ -145,7 +145,7 @@ def setup(
     from recovery.checkback.policy import parse_policy
     from recovery.checkback.specs import check_spec
 
-    found = {group: dict(spec) for group, spec in (resolvers or {}).items()}
+    found = dict(resolvers or {})
     if ledger:
         found.setdefault(EVERY_GROUP, {"ledger": ledger})
     elif resolver:

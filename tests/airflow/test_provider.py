@@ -109,6 +109,8 @@ def test_a_connection_is_a_store(connection: Callable[..., str], tmp_path: Path)
     assert hook.settings["policy"] == {"*": {"interval": "10s"}}
     with hook.get_conn() as store:
         assert isinstance(store, broker.Store)
+    assert "there is no database at" in hook.test_connection()[1]
+    (tmp_path / "shop.db").touch()
     assert "has no table checkback_ledger" in hook.test_connection()[1]
     broker.Ledger(create_engine(url)).create_all()
     works, said = hook.test_connection()

@@ -26,7 +26,7 @@ from broker.ledger import COMMITTED, ROLLED_BACK, Ledger, executor
 from broker.live import LiveStore
 from recovery.checkback.ledger_resolver import LedgerResolver, check_file
 from recovery.checkback.ledgers.database_errors import place
-from recovery.checkback.ledgers.proof import LedgerEvidence, LedgerFacts, WrongLedger, gather, judge
+from recovery.checkback.ledgers.proof import Evidence, LedgerEvidence, LedgerFacts, WrongLedger, gather, judge
 
 _GROUP = "checkback-doctor"
 _CREATE = (
@@ -67,7 +67,7 @@ def examine(store: LiveStore, ledger: Ledger) -> list[LedgerCheck]:
     lines = [LedgerCheck("store", True, f"{store.path} ({evidence.store_id})")]
     resolver = LedgerResolver(ledger, evidence)
     try:
-        facts = _gathered(ledger, evidence)
+        facts = gathered(ledger, evidence)
     except SQLAlchemyError as error:
         return [*lines, LedgerCheck("database", False, resolver.trouble(error).why, "name a database that answers")]
     except (WrongLedger, TransactionError) as error:
@@ -166,7 +166,9 @@ def _named_in_doubt(store: LiveStore, damaged: list[CorruptStore] | None = None)
     return Counter(properties.get(LEDGER_BINDING, "") for properties in halves if LEDGER_KEY in properties)
 
 
-def _gathered(ledger: Ledger, evidence: LedgerEvidence) -> LedgerFacts:
+def gathered(ledger: Ledger, evidence: Evidence) -> LedgerFacts:
+    """Ask the database and the store. Raises WrongLedger for a file that is not there, and what the database raises."""
+
     @contextmanager
     def transaction() -> Iterator[Execute]:
         with ledger.engine.begin() as connection:
@@ -192,7 +194,7 @@ def rebind(
     """
     _check_why(why)
     evidence = LedgerEvidence(store)
-    facts = _gathered(ledger, evidence)
+    facts = gathered(ledger, evidence)
     if not facts.has_table:
         raise TransactionError(f"{facts.actual} has no tables of a ledger: {_CREATE}, then rebind")
     if facts.read_only:
@@ -226,7 +228,7 @@ def accept(store: LiveStore, ledger: Ledger, *, why: str, by: str, now_ms: int, 
     """
     _check_why(why)
     evidence = LedgerEvidence(store)
-    facts = _gathered(ledger, evidence)
+    facts = gathered(ledger, evidence)
     row, known = facts.row, facts.known
     if row is None or known is None or (refusal := judge(replace(facts, lacking=(), committed=1, row=_raised(row)))):
         raise WrongLedger(judge(facts) if row is None or known is None else refusal)
