@@ -67,6 +67,7 @@ def test_each_verb_refuses_it(verb: str, store: Path, capsys: pytest.CaptureFixt
     [
         ("shop.db", "the ledger's database is not a SQLAlchemy URL"),
         ("postgresql+psycopg://ada:secret@127.0.0.1:port/shop", "the ledger's database is not a SQLAlchemy URL"),
+        ("postgresql+psycopg://ada:pass@secret@127.0.0.1/shop", "an @ in the user or the password: write %40 for it"),
         ("nosql://x", "the ledger's database cannot be reached: Can't load plugin"),
     ],
 )

@@ -24,7 +24,8 @@ _WITHOUT_LOOP = {
 def check_url(url: str, what: str = LEDGER) -> URL:
     """The URL of a database, whose driver need not be installed. `what` begins the sentence of an error.
 
-    Raises BrokerError for what is not a URL of SQLAlchemy, and for a driver that needs an event loop.
+    Raises BrokerError for what is not a URL of SQLAlchemy, for an @ in its password, the rest of which would be taken
+    for the host and shown, and for a driver that needs an event loop.
     """
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError, NoSuchModuleError
@@ -36,6 +37,8 @@ def check_url(url: str, what: str = LEDGER) -> URL:
         raise BrokerError(f"{what} cannot be reached: {error}") from None
     except (ArgumentError, ValueError):  # for one, a port that is not a number; the text may hold the password
         raise BrokerError(f"{what} is not a SQLAlchemy URL, as postgresql+psycopg://user@host/database") from None
+    if "@" in (parsed.host or ""):
+        raise BrokerError(f"{what} cannot be reached: its URL has an @ in the user or the password: write %40 for it")
     if dialect.is_async:
         kind = parsed.get_backend_name()
         instead = f"write {_WITHOUT_LOOP[kind]}:// instead" if kind in _WITHOUT_LOOP else "name another driver"
