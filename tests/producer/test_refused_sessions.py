@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, MetaData, create_engine, event, text
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.horizontal_shard import ShardedSession
 from sqlalchemy.orm import Session
 
 import broker
@@ -138,6 +139,17 @@ def another_database_for_one_table(desk: Desk, stack: ExitStack) -> Session:
 @refused("no bind")
 def binds_without_the_ledgers(desk: Desk, _stack: ExitStack) -> Session:
     return Session(binds={Order: desk.engine})
+
+
+@refused("get_bind.. of ShardedSession does not say")
+def shards(desk: Desk, _stack: ExitStack) -> Session:
+    """It looks for a mapper, and raised an AssertionError without a word."""
+    return ShardedSession(
+        shards={"one": desk.engine},
+        shard_chooser=lambda *_: "one",
+        identity_chooser=lambda *_, **__: ["one"],
+        execute_chooser=lambda _: ["one"],
+    )
 
 
 @refused("the ledger is in")
