@@ -124,8 +124,7 @@ class BoundLedger(abc.ABC):
 
     def _bind(self, store_id: str, transaction: Transaction) -> Binding:
         known = self._known.get(store_id)
-        steps = KnownLedgers.steps if known is None else known.steps
-        found = bind(transaction, self.bindings_name, store_id, self.look, time.time_ns() // 1_000_000, steps)
+        found = bind(transaction, self.bindings_name, store_id, self.look, time.time_ns() // 1_000_000, known)
         if known is not None:
             known.remember(found, self.table)
         self._bound[store_id] = found

@@ -74,13 +74,15 @@ class KnownLedger:
     binding: Binding
     table: str
     accepted_ms: int = 0  # a person accepted that rows of keys made before this time may be missing
+    missing_key: str = ""  # the newest key of a committed transaction whose row was once found missing; empty: none
     history: tuple[Mapping[str, Any], ...] = field(default=(), compare=False)  # what persons said, oldest first
 
     def as_json(self) -> dict[str, Any]:
         one = self.binding
         found: dict[str, Any] = {"binding_id": one.binding_id, "store_id": one.store_id, "table": self.table}
         found |= {"identity": one.identity.as_json(), "opened": one.opened, "made_ms": one.made_ms}
-        return found | {"accepted_ms": self.accepted_ms, "history": [dict(step) for step in self.history]}
+        found |= {"accepted_ms": self.accepted_ms, "missing_key": self.missing_key}
+        return found | {"history": [dict(step) for step in self.history]}
 
 
 def binding_table(metadata: MetaData, table: str) -> Table:
@@ -119,12 +121,14 @@ def bind(
     store_id: str,
     look: Callable[[Execute], Observed],
     now_ms: int,
-    steps: NextSteps = NextSteps(),
+    known: KnownLedgers | None = None,
 ) -> Binding:
     """Bind a store to a database, or verify that it is bound to this one, and count that it was opened.
 
-    Raises TransactionError when the row says that this is another database; what the database raises comes through.
+    `known` is what the store remembers. Raises TransactionError when the row says that this is another database,
+    StoreError for a file of the store that is damaged; what the database raises comes through.
     """
+    steps = KnownLedgers.steps if known is None else known.steps
     for attempt in range(_ATTEMPTS):
         with transaction() as execute:
             observed = look(execute)
@@ -132,7 +136,11 @@ def bind(
         if found is not None:
             if what := difference(found.identity, observed.identity):
                 raise TransactionError(f"{mismatch(found, observed.identity)} ({what}). {_next_step(steps)}")
-            return _counted(transaction, bindings, replace(found, identity=observed.identity))
+            now = replace(found, identity=observed.identity)
+            seen = known.get(found.binding_id) if known is not None else None
+            if seen is not None and found.opened < seen.binding.opened:
+                return now  # put back from a backup: if it were counted, it would soon look like one that was not
+            return _counted(transaction, bindings, now)
         made = Binding(secrets.token_hex(ID_SIZE // 2), store_id, observed.identity, 1, now_ms)
         try:
             with transaction() as execute:
@@ -258,7 +266,9 @@ class KnownLedgers:
             binding = Binding(
                 content["binding_id"], content["store_id"], identity, content["opened"], content["made_ms"]
             )
-            return KnownLedger(binding, content["table"], content["accepted_ms"], tuple(content["history"]))
+            missing_key = str(content.get("missing_key", ""))  # a store of an older checkback does not say
+            history = tuple(content["history"])
+            return KnownLedger(binding, content["table"], content["accepted_ms"], missing_key, history)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             reason = f"{type(error).__name__}: {error!s:.100}"
             text = f"{path} is damaged ({reason}). Put it back from a copy of the store, or: {self.steps.rebind}"

@@ -240,7 +240,8 @@ def accept(store: LiveStore, ledger: Ledger, *, why: str, by: str, now_ms: int, 
         step = _step_of("accept", lacks, f"{len(facts.lacking)} rows accepted as missing", why, by, now_ms)
         binding = replace(known.binding, opened=row.opened, identity=facts.actual)
         accepted_ms = max(known.accepted_ms, newest + 1)
-        evidence.known.put(replace(known, binding=binding, accepted_ms=accepted_ms, history=(*known.history, step)))
+        history = (*known.history, step)
+        evidence.known.put(replace(known, binding=binding, accepted_ms=accepted_ms, missing_key="", history=history))
     return LedgerChange(row.binding_id, lacks, "accepted", done=not dry_run)
 
 

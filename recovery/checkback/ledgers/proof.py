@@ -11,6 +11,7 @@ is the same, by what they lack.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -31,7 +32,7 @@ from broker.database.ledger_binding import (
 )
 from broker.database.ledger_identity import DatabaseIdentity, difference
 from broker.enlisting.ledger_key import LEDGER_KEY, key_time_ms
-from broker.errors import BrokerError, CorruptRecord, TransactionError
+from broker.errors import BrokerError, CorruptRecord, StoreError, TransactionError
 from broker.format.sysflag import TransactionType
 from broker.ledger import COMMITTED, Ledger
 from broker.live import LiveStore
@@ -44,7 +45,7 @@ from recovery.scan.ends import ends_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_KNOWN_KEYS = 32  # the newest of them: who lacks an older one lacks these
+_KNOWN_KEYS = 32  # the newest of them: who lacks an older one lacks these, until an application goes on with it
 _SLOTS_LOOKED_AT = 10_000
 
 
@@ -56,7 +57,7 @@ class CommittedKey(NamedTuple):
     """A transaction that the store knows as committed in a ledger."""
 
     key: str
-    commitlog_offset: int  # of its half message
+    commitlog_offset: int  # of its half message; -1: it is known by its key alone
 
 
 class Evidence(Protocol):
@@ -206,20 +207,33 @@ def gather(transaction: Transaction, ledger: Ledger, evidence: Evidence) -> Ledg
     with transaction() as execute:
         low = select(ledger.marks.c.low_water_ms).where(ledger.marks.c.store_id == evidence.store_id)
         kept_ms = max([0, *(int(one[0]) for one in execute(low)), known.accepted_ms if known else 0])
-        wanted = [one for one in committed if (key_time_ms(one.key) or 0) >= kept_ms]
+        wanted = [one for one in _with_missing(committed, known) if (key_time_ms(one.key) or 0) >= kept_ms]
         keys, columns = [one.key for one in wanted], ledger.rows.c
         there = select(columns.ledger_key).where(columns.ledger_key.in_(keys), columns.state == COMMITTED)
         found = {str(key) for (key,) in execute(there)} if keys else set()
-    lacking = [one for one in wanted if one.key not in found and not evidence.is_by_hand(one.commitlog_offset)]
+    missing = [one for one in wanted if one.key not in found]
+    lacking = [one for one in missing if one.commitlog_offset < 0 or not evidence.is_by_hand(one.commitlog_offset)]
     return replace(facts, known=known, committed=len(found) + len(lacking), lacking=lacking)
 
 
+def _with_missing(committed: list[CommittedKey], known: KnownLedger | None) -> list[CommittedKey]:
+    """And the key whose row was once missing: an application that goes on with a backup soon knows newer ones."""
+    key = known.missing_key if known else ""
+    return committed if not key or key in {one.key for one in committed} else [*committed, CommittedKey(key, -1)]
+
+
 def prove(transaction: Transaction, ledger: Ledger, evidence: Evidence) -> Binding:
-    """The binding of the store and this database. Raises WrongLedger, and what the database raises."""
+    """The binding of the store and this database. Raises WrongLedger, and what the database raises.
+
+    A row that is missing is remembered: the database is refused until the row is there, or a person accepts it.
+    """
     try:
         facts = gather(transaction, ledger, evidence)
     except TransactionError as error:
         raise WrongLedger(f"nothing was decided: {error}") from error
+    if facts.known is not None and facts.lacking and (key := max(facts.lacking).key) != facts.known.missing_key:
+        with contextlib.suppress(StoreError):  # a full disk: the next proof remembers it
+            evidence.known.put(replace(facts.known, missing_key=key))
     if refusal := judge(facts):
         raise WrongLedger(f"nothing was decided: {refusal}")
     assert facts.row is not None  # or `judge` had refused

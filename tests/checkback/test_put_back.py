@@ -1,0 +1,121 @@
+"""A backup that was put back in place of the ledger's database: refused until a person says so, whatever comes next."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from sqlalchemy import URL, insert, select, text
+
+from broker.ledger import Ledger
+from recovery.checkback.ledgers import proof
+from recovery.cli.shared import USAGE, WELL
+from tests.checkback.other_databases import shown
+from tests.checkback.shop import Shop
+
+
+def backup(shop: Shop, url: URL, tmp_path: Path) -> Callable[[], None]:
+    """A backup as of now; call what this returns to put it back in the same place."""
+    if url.get_backend_name() == "sqlite":
+        kept = (tmp_path / "backup.db").as_posix()
+        shutil.copy(str(url.database), kept)
+
+        def put_back() -> None:
+            with closing(sqlite3.connect(kept)) as old, closing(sqlite3.connect(str(url.database))) as live:
+                old.backup(live)
+
+        return put_back
+    with shop.ledger.engine.connect() as connection:
+        tables = [shop.ledger.rows, shop.ledger.bindings]
+        rows = [[dict(row) for row in connection.execute(select(table)).mappings()] for table in tables]
+
+    def put_rows_back() -> None:
+        with shop.ledger.engine.begin() as connection:
+            connection.execute(text("DELETE FROM orders"))
+            for table, found in zip(tables, rows, strict=True):
+                connection.execute(table.delete())
+                if found:
+                    connection.execute(insert(table), found)
+
+    return put_rows_back
+
+
+def test_a_backup_that_was_put_back_is_refused_until_a_person_says_so(
+    shop: Shop, run_due: Callable[..., tuple[int, str, str]], url: URL, tmp_path: Path
+) -> None:
+    """It lacks a transaction that the store knows as committed; so it may lack the one in doubt, too."""
+    shop.buy(1)
+    put_back = backup(shop, url, tmp_path)
+    shop.buy(2)
+    shop.buy_and_vanish(3)
+    put_back()
+    code, _, error = run_due("check-back", shop.path, "--ledger", shown(url))
+    assert (code, shop.in_doubt()) == (USAGE, 1)
+    assert "lacks 1 of the last 2" in error
+    assert run_due("ledger", "accept", shop.path, "--ledger", shown(url))[0] == USAGE  # nobody says why
+    assert shop.in_doubt() == 1
+    assert run_due("ledger", "accept", shop.path, "--ledger", shown(url), "--why", "backup of Monday")[0] == WELL
+    shop.buy(4)
+    assert run_due("check-back", shop.path, "--ledger", shown(url))[0] == WELL
+    assert (shop.in_doubt(), shop.announced()) == (0, [1, 2, 4])
+
+
+def test_a_backup_is_refused_however_long_the_application_goes_on_with_it(
+    shop: Shop, run_due: Callable[..., tuple[int, str, str]], url: URL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest transactions were those of the restored database then, and lacked nothing: nobody had said so."""
+    monkeypatch.setattr(proof, "_KNOWN_KEYS", 2)
+    shop.buy(1)
+    put_back = backup(shop, url, tmp_path)
+    shop.buy(2)
+    shop.buy_and_vanish(3)
+    put_back()
+    assert run_due("check-back", shop.path, "--ledger", shown(url))[0] == USAGE
+    for number in (4, 5, 6):
+        shop.buy(number)
+    code, _, error = run_due("check-back", shop.path, "--ledger", shown(url))
+    assert (code, shop.in_doubt()) == (USAGE, 1)
+    assert "lacks 1 of the last 3" in error
+    assert run_due("ledger", "accept", shop.path, "--ledger", shown(url), "--why", "backup of Monday")[0] == WELL
+    assert run_due("check-back", shop.path, "--ledger", shown(url))[0] == WELL
+    assert (shop.in_doubt(), shop.announced()) == (0, [1, 2, 4, 5, 6])
+
+
+def test_a_backup_from_before_the_stores_first_transaction_is_refused(
+    shop: Shop, run_due: Callable[..., tuple[int, str, str]], url: URL, tmp_path: Path
+) -> None:
+    """No transaction is known; but the producer was opened once more than the database knows."""
+    shop.producer()
+    put_back = backup(shop, url, tmp_path)
+    shop.ledger = Ledger(shop.ledger.engine)  # as another process
+    shop.buy_and_vanish(1)
+    put_back()
+    code, _, error = run_due("check-back", shop.path, "--ledger", shown(url))
+    assert (code, shop.in_doubt()) == (USAGE, 1)
+    assert "is older than the store" in error
+
+
+def test_an_application_that_starts_on_a_backup_does_not_make_it_look_right(
+    shop: Shop, run_due: Callable[..., tuple[int, str, str]], url: URL, tmp_path: Path
+) -> None:
+    """Its start was counted there, and the count was that of the store again."""
+    shop.producer()
+    put_back = backup(shop, url, tmp_path)
+    shop.ledger = Ledger(shop.ledger.engine)  # as another process
+    shop.buy_and_vanish(1)
+    put_back()
+    for number in (2, 3):
+        shop.ledger = Ledger(shop.ledger.engine)
+        shop.buy(number)
+    code, _, error = run_due("check-back", shop.path, "--ledger", shown(url))
+    assert (code, shop.in_doubt()) == (USAGE, 1)
+    assert "is older than the store" in error
+    assert run_due("ledger", "accept", shop.path, "--ledger", shown(url), "--why", "backup of Monday")[0] == WELL
+    shop.ledger = Ledger(shop.ledger.engine)
+    shop.buy(4)
+    assert run_due("check-back", shop.path, "--ledger", shown(url))[0] == WELL
+    assert (shop.in_doubt(), shop.announced()) == (0, [2, 3, 4])
