@@ -108,6 +108,17 @@ class StoreContents:
                 raise StoreError(f"{text}. Run: checkback verify {self.path}", path=self.path)
             yield queue_offset, record
 
+    def large(self, size: int) -> Iterator[Record]:
+        """The records of queues that have so many bytes at least; the others are not read."""
+        for queue in self.queues():
+            held = self._store.every_queue.queue(queue.topic, queue.queue_id)
+            for queue_offset in range(queue.first, queue.end):
+                unit = None if held is None else held.get(queue_offset)
+                if unit is None or unit.is_filler or unit.size < size:
+                    continue
+                if record := self._store.record(unit.commitlog_offset):
+                    yield record
+
     # What waits
 
     def delayed(self) -> Iterator[Record]:

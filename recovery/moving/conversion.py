@@ -30,6 +30,8 @@ _LEFT_BEHIND = frozenset((
     names.MAX_OFFSET, names.TRANSFER_FLAG, names.CORRECTION_FLAG, names.INNER_MULTI_QUEUE_OFFSET, "POP_CK",
     "CHECKBACK_DELAY", ORIGIN,
 ))  # fmt: skip
+PROPERTIES_MAX = names.SIZE_MAX - 512
+"""Bytes of a message's properties on its way: a broker adds some of its own."""
 _BODY_FLAGS = COMPRESSED | COMPRESSION_MASK
 TIMER_MAX_MS = 3 * 24 * 3_600_000  # RocketMQ: timerMaxDelaySec
 VERSION_TIMER = 413
@@ -119,9 +121,12 @@ def carried(
         properties = {**properties, **_rebound(properties, bindings or {})}
     elif record.topic == SCHEDULE_TOPIC:
         topic, queue_id = stored.get(names.REAL_TOPIC, ""), int(stored.get(names.REAL_QID, "0"))
-    if len(names.encode(properties)) > names.SIZE_MAX - 512:  # the broker adds some of its own
-        text = f"the properties of the message at CommitLog offset {record.commitlog_offset} are too long to be carried"
-        raise StoreError(f"{text}: they get {names.SIZE_MAX} bytes with {ORIGIN} and what a broker adds")
+    if (size := len(names.encode(properties))) > PROPERTIES_MAX:
+        text = (
+            f"the message at CommitLog offset {record.commitlog_offset} has properties of {size:,} bytes with {ORIGIN}"
+        )
+        text = f"{text}, and a cluster takes {PROPERTIES_MAX:,} besides its own"
+        raise StoreError(f"{text}: let retention remove it (checkback retain), then move the store")
     return CarriedMessage(
         topic, queue_id, record.body, record.delivered_body, properties, record.born_timestamp_ms, record.flag,
         record.sys_flag & _BODY_FLAGS, record.reconsume_times, record.commitlog_offset, due_ms, is_half,

@@ -15,10 +15,13 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 
 from broker.cluster.network.settings import ClientSettings
 from broker.consuming.redelivery import DELAYS_MS
 from broker.errors import StoreError
+from broker.format.commitlog import Record
+from broker.format.topics import SCHEDULE_TOPIC
 from broker.ledger import Ledger
 from broker.remoting.bodies import MessageQueue
 from broker.store.disk.files import Disk
@@ -26,7 +29,7 @@ from broker.store.disk.paths import Paths, path_of_store
 from broker.store.disk.store_lock import StoreLock
 from recovery.moving.catalog import MoveCatalog
 from recovery.moving.contents import DoubtfulTransaction, StoreContents
-from recovery.moving.conversion import BrokerAbility, due_of
+from recovery.moving.conversion import PROPERTIES_MAX, BrokerAbility, carried, due_of
 from recovery.moving.ledger_carry import prepare
 from recovery.moving.read_back import ReadBack
 from recovery.moving.report import MovePlan, MoveReport, TopicPlan
@@ -35,6 +38,8 @@ from recovery.moving.target import MoveTarget
 
 VERSION_MIN = 273
 """V4_3_0: brokers before it keep half messages elsewhere. RocketMQ: MQVersion (5.3.3)."""
+
+_ADDED_MAX = 1024  # bytes that a message's properties get on their way
 
 
 def plan_move(path: str | os.PathLike[str], settings: ClientSettings, *, has_ledgers: bool = False) -> MovePlan:
@@ -143,6 +148,8 @@ def _plan(contents: StoreContents, target: MoveTarget, *, is_resumed: bool, has_
             refusals.extend(_unable(name, await target.ability(name), max(due_ms, default=0)))
 
     target.run(ask())
+    if not is_resumed:
+        refusals += _not_carried(contents, [*delayed, *(contents.record(one.commitlog_offset) for one in in_doubt)])
     refusals += _of_ledgers(in_doubt, has_ledgers=has_ledgers or is_resumed)
     notes += _notes(in_doubt)
     by_group = Counter(one.producer_group for one in in_doubt)
@@ -161,6 +168,16 @@ async def _used(target: MoveTarget, topic: str, brokers: list[str], queues: int)
             if end > first:
                 text = f"the topic {topic} has {end - first:,} messages in queue {queue_id} at {name}"
                 return [f"{text}: move into topics without any, and let producers send there when the move is over"]
+    return []
+
+
+def _not_carried(contents: StoreContents, waiting: Sequence[Record]) -> list[str]:
+    """A refusal for the first message that cannot be carried: in the middle of a move there would be no way on."""
+    try:
+        for record in chain(waiting, contents.large(PROPERTIES_MAX - _ADDED_MAX)):
+            carried(record, contents.store_id, due_ms=record.topic == SCHEDULE_TOPIC)
+    except StoreError as error:
+        return [str(error)]
     return []
 
 

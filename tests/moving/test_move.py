@@ -335,6 +335,25 @@ def test_what_stands_in_the_way_is_said_first(
     broker.open(shop.path).close()  # nothing was begun
 
 
+@pytest.mark.parametrize("options", [{}, {"delay_level": 18}], ids=repr)
+def test_a_message_that_cannot_be_carried_is_said_first(
+    tmp_path: Path, there: tuple[broker.LiveStore, broker.Server], options: dict[str, Any]
+) -> None:
+    """The move stopped at it, half done: the store took no writes any more, and no run could go on."""
+    path = tmp_path / "wide.store"
+    with broker.open(path, sync="os") as store:
+        store.producer("plain").send(broker.Message("orders", b"x" * 40_000), **options)
+    assert plan_move(path, settings(there[1])).refusals == []
+    with broker.open(path, sync="os") as store:
+        wide = broker.Message("orders", b"x", properties={"wide": "x" * 32_300})
+        placed = store.producer("plain").send(wide, **options)
+    (reason,) = plan_move(path, settings(there[1])).refusals
+    assert reason.startswith(f"the message at CommitLog offset {placed.commitlog_offset} has properties of 32,")
+    with pytest.raises(StoreError, match="nothing was moved: the message at"):
+        move(path, settings(there[1]))
+    broker.open(path).close()  # nothing was begun
+
+
 def test_groups_go_on_before_what_they_have_not_had() -> None:
     places = GroupPlaces({"all": 9, "none": 0, "some": 5})
     for target_offset, queue_offset in ((20, 3), (21, 5), (22, 6)):
