@@ -28,9 +28,9 @@ from typing import Any
 
 from broker.errors import BrokerError
 from recovery.airflow.operating.sense import NAME_MOST, NEVER, check_sense, is_url
+from recovery.jobs.setup import ENGINES
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
-ENGINES = ("auto", "local", "spark")
 SIZES = ("max_bytes", "free_bytes")
 WORK = ("check_back", "verify_store", "rebuild_state_table", "recover_after_crash", "resolve_parked", "retention")
 """The DAGs of a store."""

@@ -264,6 +264,8 @@ def parse_policy(raw: Mapping[str, Any]) -> Policy:
     topic's rule begins as the one for `*`, or as its `preset` (default, rocketmq-5, rocketmq-3). Raises BadPolicy for
     an unknown name or a value that makes no sense.
     """
+    if not isinstance(raw, Mapping):  # a template of Airflow gives text
+        raise BadPolicy(f"policy is a table of rules by topic, not {raw!r:.60}")
     default = parse_rule(raw.get(DEFAULT_TOPIC, {}), Rule(), DEFAULT_TOPIC)
     topics = {topic: parse_rule(one, default, topic) for topic, one in raw.items() if topic != DEFAULT_TOPIC}
     return Policy(default, topics)

@@ -43,8 +43,6 @@ def check_settings(
     with broker.open(path, read_only=True) as store:
         segments = len(store.segments)
     counts = overview(path, now_ms=0, limit=0).counts
-    if policy is not None and not isinstance(policy, Mapping):
-        raise BrokerError(f"policy is a table of rules by topic, not {policy!r:.60}")
     resolvers = asked.get("resolvers")
     if resolvers is not None and not isinstance(resolvers, Mapping):
         raise BrokerError(f"resolvers is a table by producer group, not {resolvers!r:.60}")

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from recovery.checkback.config import Resolvers, Setup
     from recovery.checkback.policy import Policy
 
+ENGINES = ("auto", "local", "spark")
 LOCAL_SPARK = "local[*]"
 REPORTS = "reports"
 LATEST = "verify-latest.json"
@@ -69,8 +70,10 @@ def spark_for(engine: str, master: str | None, conf: Mapping[str, str] | None = 
     """The Spark session that a piece of work runs in, stopped after it; None where the local engine does it.
 
     `engine` is local, spark, or auto: Spark where `master` names one and a session starts there, else the local engine,
-    with a warning. Raises SparkNotReady when the engine must be Spark and cannot.
+    with a warning. Raises SparkNotReady when the engine must be Spark and cannot, BrokerError for another engine.
     """
+    if engine not in ENGINES:
+        raise BrokerError(f"engine cannot be {engine!r:.40}: it is one of {', '.join(ENGINES)}")
     if engine == "local" or (engine == "auto" and master is None):
         yield None
         return

@@ -179,6 +179,12 @@ def test_unknown_names_and_impossible_values_are_refused(raw: dict[str, object],
     assert "orders" in str(caught.value)
 
 
+def test_a_policy_that_is_text_is_refused() -> None:
+    """As a template of Airflow gives it."""
+    with pytest.raises(BadPolicy, match="policy is a table of rules by topic, not 'often'"):
+        parse_policy("often")  # type: ignore[arg-type]
+
+
 def test_durations_are_read_and_said() -> None:
     assert [parse_duration(text) for text in ("250ms", "6s", "1.5m", "12h", "30d", 3)] == [
         250, 6 * S, 90 * S, 12 * H, 720 * H, 3 * S,

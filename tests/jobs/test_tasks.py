@@ -335,6 +335,8 @@ def test_auto_goes_on_without_spark_and_says_so(
     assert "the local engine does the work: no master at yarn" in caplog.text
     with pytest.raises(sessions.SparkNotReady):
         tasks.verify(path, now_ms=1, engine="spark", master="yarn")
+    with pytest.raises(broker.BrokerError, match="engine cannot be 'sprak': it is one of auto, local, spark"):
+        tasks.verify(path, now_ms=1, engine="sprak")
 
 
 def test_a_report_that_cannot_be_kept_is_an_error_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
