@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Coroutine
 from concurrent.futures import CancelledError
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from broker.app.handler_runs import HandlerRuns, RunOutcome
@@ -50,6 +51,7 @@ class Settlement:
         self.has_begun = False  # the transaction that notes the message
         self.outcome: RunOutcome | None = None  # while it is not settled
         self.error: BaseException | None = None  # of the handler
+        self.commit_error: Exception | None = None  # of the COMMIT, when the handler had none
 
     @property
     def processed(self) -> Processed:
@@ -67,10 +69,16 @@ class Settlement:
             return False
         return self.fail(message, self.error)
 
+    def note_commit_error(self, error: Exception) -> None:
+        """Keep why the COMMIT failed: else nothing would say it, neither the log nor the dead letter."""
+        self.commit_error = error
+
     def fail(self, message: ReceivedMessage, error: BaseException | None) -> bool:
         """Deliver the message again later, or to the dead letters, as the policy decides."""
         consumer = self._consumer
-        decision = self._handler.retry.decide(error, message.reconsume_times)
+        in_commit = error is None
+        error = self.commit_error if error is None else error
+        decision = self._handler.retry.decide(error, message.reconsume_times, in_commit=in_commit)
         where = f"{self._handler.name} failed on {message.topic} message {message.message_id}"
         about = _about(message, self.group)
         match decision:
@@ -96,7 +104,7 @@ class Settlement:
                         "%s; it is delivered again in %g s: %s",
                         where,
                         delay_s,
-                        reason_of(error),
+                        reason_of(error, in_commit=in_commit),
                         exc_info=error,
                         extra=event("handler-failed", **about),
                     )
@@ -191,12 +199,14 @@ class Execution:
         from sqlalchemy.orm import Session
 
         make = handler.parameters.session_type or Session
-        with make(self._app.engine) as session, Processing(settlement, message, session) as first:
+        processing = partial(Processing, settlement, message, on_failed_commit=settlement.note_commit_error)
+        with make(self._app.engine) as session, processing(session) as first:
             settlement.has_begun = True
             if not first:
                 return
             with _noting(settlement), one_transaction(session, handler.name), self._app.entered(session):
                 _call(handler, value, message, session)
+                session.flush()  # not at the COMMIT: what the database refuses of it is the handler's error
                 check_note(session, settlement, message)
 
     async def _in_async_transaction(
@@ -205,15 +215,14 @@ class Execution:
         from sqlalchemy.ext.asyncio import AsyncSession
 
         make = handler.parameters.session_type or AsyncSession
-        async with (
-            make(self._app.async_engine) as session,
-            AsyncProcessing(settlement, message, session) as first,
-        ):
+        processing = partial(AsyncProcessing, settlement, message, on_failed_commit=settlement.note_commit_error)
+        async with make(self._app.async_engine) as session, processing(session) as first:
             settlement.has_begun = True
             if not first:
                 return
             with _noting(settlement), one_transaction(session.sync_session, handler.name), self._app.entered(session):
                 await self._call_async(handler, value, message, session)
+                await session.flush()
                 await check_note_async(session, settlement, message)
 
     async def _alone_async(self, handler: Handler, _: Settlement, value: Any, message: ReceivedMessage) -> None:

@@ -15,6 +15,7 @@ from broker.errors import BodyError, BrokerError
 _LEVELS_S = tuple(delay_ms / 1000 for delay_ms in DELAYS_MS[2:])  # RocketMQ: 10 s, 30 s, 1 min … 2 h
 _DELAY_MAX_S = 30 * 86_400
 _REASON_SIZE = 300  # characters, in a property of the dead letter
+_NO_COMMIT = "its transaction could not be committed"
 
 
 @dataclass(frozen=True)
@@ -95,20 +96,21 @@ class Retry:
         delays = [min(first_s * factor**step, longest_s) for step in range(min(steps, max(max_retries, 1)))]
         return cls(max_retries, delays, retry_on, give_up_on, first)
 
-    def decide(self, error: BaseException | None, retries: int) -> Redeliver | GiveUp:
+    def decide(self, error: BaseException | None, retries: int, *, in_commit: bool = False) -> Redeliver | GiveUp:
         """What follows when a handler raised an error and the message was delivered again `retries` times before.
 
-        `error` None: the transaction failed and not the handler, which is tried again up to `max_retries` times.
+        `in_commit`: the COMMIT failed, with this error or (None) for a reason that is not known, and not the handler,
+        which is tried again up to `max_retries` times.
         """
         if isinstance(error, BodyError):
             return GiveUp(str(error)[:_REASON_SIZE])
-        if error is not None:
+        if error is not None and not in_commit:
             if isinstance(error, self.give_up_on):
                 return GiveUp(reason_of(error))
             if not isinstance(error, self.retry_on):
                 return GiveUp(reason_of(error))
         if retries >= self.max_retries:
-            return GiveUp(f"{reason_of(error)} (after {retries} retries)")
+            return GiveUp(f"{reason_of(error, in_commit=in_commit)} (after {retries} retries)")
         return Redeliver(self.delays_s[min(retries, len(self.delays_s) - 1)])
 
 
@@ -117,10 +119,12 @@ def _is_delay(value: object) -> bool:
     return is_number and 0 <= value <= _DELAY_MAX_S  # type: ignore[operator]
 
 
-def reason_of(error: BaseException | None) -> str:
-    """An error for people, also one whose own text cannot be made."""
+def reason_of(error: BaseException | None, *, in_commit: bool = False) -> str:
+    """An error for people, also one whose own text cannot be made; of the COMMIT (`in_commit`), or of the handler."""
     if error is None:
-        return "its transaction could not be committed"
+        return _NO_COMMIT
+    if in_commit:
+        return f"{_NO_COMMIT}: {reason_of(error)}"[:_REASON_SIZE]
     try:
         text = str(error)
     except Exception as failed:  # noqa: BLE001 - __str__ is the application's, too

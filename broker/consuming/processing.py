@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
@@ -88,6 +89,10 @@ class _WatchedBody:
         return error
 
 
+def _unheard(_: Exception) -> None:
+    """Nobody is to hear why a COMMIT failed but the caller, who gets the error."""
+
+
 class _BlockAnswers:
     """Refuses `if consumer.process(...)`: true for each delivery, and nothing would be noted."""
 
@@ -107,9 +112,12 @@ class Processing(_BlockAnswers, OnlyWith):
         message: ReceivedMessage,
         session: Session,
         in_process: InProcess | None = None,
+        *,
+        on_failed_commit: Callable[[Exception], None] = _unheard,
     ) -> None:
         self._consumer, self._message, self._session = consumer, message, session
         self._block = _WatchedBody(in_process, message)
+        self._on_failed_commit = on_failed_commit
         self._first = True
 
     def __enter__(self) -> bool:
@@ -134,8 +142,9 @@ class Processing(_BlockAnswers, OnlyWith):
             try:
                 check_note(self._session, self._consumer, self._message)
                 self._session.commit()
-            except Exception:  # perhaps it did commit: the row will tell when the message comes again
+            except Exception as refused:  # perhaps it did commit: the row will tell when the message comes again
                 _undo(self._session)
+                self._on_failed_commit(refused)
                 self._consumer.retry(self._message)
                 raise
             self._consumer.ack(self._message)
@@ -159,9 +168,12 @@ class AsyncProcessing(_BlockAnswers, OnlyAsyncWith):
         message: ReceivedMessage,
         session: AsyncSession,
         in_process: InProcess | None = None,
+        *,
+        on_failed_commit: Callable[[Exception], None] = _unheard,
     ) -> None:
         self._consumer, self._message, self._session = consumer, message, session
         self._block = _WatchedBody(in_process, message)
+        self._on_failed_commit = on_failed_commit
         self._first = True
 
     async def __aenter__(self) -> bool:
@@ -186,8 +198,9 @@ class AsyncProcessing(_BlockAnswers, OnlyAsyncWith):
             try:
                 await check_note_async(self._session, self._consumer, self._message)
                 await self._session.commit()
-            except Exception:
+            except Exception as refused:
                 await _undo_async(self._session)
+                self._on_failed_commit(refused)
                 await self._retry()
                 raise
             self._consumer.ack(self._message)

@@ -40,8 +40,9 @@ def test_which_errors_are_retried() -> None:
     assert policy.decide(FileNotFoundError("gone"), 0) == GiveUp("FileNotFoundError: gone")
     assert policy.decide(ERROR, 0) == GiveUp("ValueError: no")
     assert policy.decide(BodyError("body is a list"), 0) == GiveUp("body is a list")
-    assert policy.decide(None, 0) == Redeliver(1), "a COMMIT that failed is not the handler's fault"
-    assert policy.decide(None, 3) == GiveUp("its transaction could not be committed (after 3 retries)")
+    assert policy.decide(None, 0, in_commit=True) == Redeliver(1), "a COMMIT that failed is not the handler's fault"
+    assert policy.decide(FileNotFoundError("gone"), 0, in_commit=True) == Redeliver(1)
+    assert policy.decide(None, 3, in_commit=True) == GiveUp("its transaction could not be committed (after 3 retries)")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sys
 import time
@@ -12,12 +13,13 @@ from typing import Any
 
 import pytest
 from sqlalchemy import URL
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 import broker
 from broker.app import worker
-from broker.errors import StoreError
+from broker.errors import MessageRejected, StoreError
 from recovery.views.dead_letters import dead_letters
 from tests.app.shop import Charge, Placed, async_engine_of, charged, place, shop_app, until
 
@@ -132,8 +134,8 @@ def test_what_fails_is_retried(app: broker.App, kind: str, name: str) -> None:
         logging.getLogger("broker").removeFilter(quiet)
 
 
-def test_a_reason_that_cannot_be_printed(app: broker.App) -> None:
-    declare(app, "sync", raising(Unprintable()), [], retries=0)
+def reason_of_letter(app: broker.App) -> str:
+    """Why the one message of billing became a dead letter."""
     logging.getLogger("broker").addFilter(quiet := lambda record: record.exc_info is None)
     try:
         with app:
@@ -143,7 +145,54 @@ def test_a_reason_that_cannot_be_printed(app: broker.App) -> None:
             (letter,) = dead_letters(app.store, "billing")
     finally:
         logging.getLogger("broker").removeFilter(quiet)
-    assert letter.why.startswith("Unprintable: its text cannot be made (RuntimeError)")
+    return letter.why
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_what_the_database_refuses_after_the_handler_is_the_handlers_error(app: broker.App, is_async: bool) -> None:
+    """An object of the session is written after the handler returned, and may break a constraint then."""
+    seen: list[int] = []
+    on = app.on("orders", group="billing", retry=broker.Retry(3, delays_s=(0,), give_up_on=(IntegrityError,)))
+
+    def charge(placed: Placed, session: Session) -> None:
+        seen.append(placed.order_id)
+        session.add(Charge())
+
+    async def charge_async(placed: Placed, session: AsyncSession) -> None:
+        seen.append(placed.order_id)
+        session.add(Charge())
+
+    on(charge_async) if is_async else on(charge)
+    assert reason_of_letter(app).startswith("IntegrityError: (sqlite3.IntegrityError) NOT NULL constraint failed")
+    assert seen == [1]
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_the_reason_why_a_commit_failed_is_kept(app: broker.App, is_async: bool) -> None:
+    """COMMIT is retried, whatever the policy says of the handler; then the dead letter says what failed in it."""
+    seen: list[int] = []
+    on = app.on("orders", group="billing", retry=broker.Retry(1, delays_s=(0,), retry_on=(KeyError,)))
+
+    def charge(placed: Placed, session: Session) -> None:
+        seen.append(placed.order_id)
+        with contextlib.suppress(MessageRejected):
+            app.send("nowhere", placed)
+
+    async def charge_async(placed: Placed, session: AsyncSession) -> None:
+        seen.append(placed.order_id)
+        with contextlib.suppress(MessageRejected):
+            await app.send_async("nowhere", placed)
+
+    on(charge_async) if is_async else on(charge)
+    reason = reason_of_letter(app)
+    assert reason.startswith("its transaction could not be committed: TransactionError: the transaction cannot commit")
+    assert reason.endswith("(after 1 retries)")
+    assert seen == [1, 1]
+
+
+def test_a_reason_that_cannot_be_printed(app: broker.App) -> None:
+    declare(app, "sync", raising(Unprintable()), [], retries=0)
+    assert reason_of_letter(app).startswith("Unprintable: its text cannot be made (RuntimeError)")
 
 
 def test_a_retry_whose_error_cannot_be_printed_is_logged(app: broker.App) -> None:
