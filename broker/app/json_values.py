@@ -210,17 +210,13 @@ def _by_library(validate: Callable[[Any], Any]) -> Build:
 
 
 def _validate(model: Any) -> Callable[[Any], Any]:
-    """Makes a model of a value from JSON, whose keys are aliases, or names of fields as older messages have them."""
-    accepted = inspect.signature(model.model_validate).parameters  # pydantic before 2.11 has no such parameter
+    """Makes a model of a value from JSON, whose keys are aliases, or names of fields as older messages have them.
+
+    As JSON: of a union `UUID | str` pydantic takes the UUID for such a text from JSON, and the text from Python.
+    """
+    accepted = inspect.signature(model.model_validate_json).parameters  # pydantic before 2.11 has no such parameter
     keys = {"by_alias": True, "by_name": True} if "by_name" in accepted else {}
-
-    def validate(value: Any) -> Any:
-        try:
-            return model.model_validate(value, **keys)
-        except ValueError:  # a strict model takes the text of a datetime, and a list for a tuple, from JSON alone
-            return model.model_validate_json(json.dumps(value), **keys)
-
-    return validate
+    return lambda value: model.model_validate_json(json.dumps(value), **keys)
 
 
 def _in_one_line(error: Exception) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any, Literal, TypedDict
+from uuid import UUID
 
 import msgspec
 import pydantic
@@ -59,6 +60,13 @@ class CancelledModel(pydantic.BaseModel):
     reason: str = pydantic.Field("", alias="why")
 
 
+class HasUnions(pydantic.BaseModel):
+    id: UUID | str = ""
+    at: datetime | date | str = ""
+    amount: int | Decimal = 0
+    below: list[UUID | str] = []
+
+
 class BegunStruct(msgspec.Struct):
     order_id: int
 
@@ -104,6 +112,24 @@ def test_it_is_read_as_what_it_was_sent_as(declared: Any, value: Any) -> None:
     assert read == value or declared is Any
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        HasUnions(id=UUID(int=1), at=date(2026, 1, 2), amount=Decimal(2)),
+        HasUnions(id="o-1", at=datetime(2026, 1, 2, tzinfo=UTC), amount=2, below=[UUID(int=1), "o-1"]),
+        HasUnions(at="soon", amount=Decimal("2.5")),
+    ],
+    ids=["typed", "mixed", "text"],
+)
+def test_unions_in_a_model_of_pydantic(value: HasUnions) -> None:
+    """Its JSON is read as JSON: from Python objects pydantic would take the text `2026-01-02` for text."""
+    topic = TopicBody(list[HasUnions])
+    body, content_type = topic.encode([value])
+    read = topic.decode(body, {CONTENT_TYPE: content_type}, None)
+    assert read == [value]
+    assert [type(one) for _, one in read[0]] == [type(one) for _, one in value], "2 is equal to Decimal(2)"
+
+
 def test_a_field_that_a_newer_sender_added_does_not_hide_the_type() -> None:
     topic = TopicBody(Begun | Cancelled | dict[str, Any])
     assert topic.decode(b'{"order_id":1,"reason":"late","by":"me"}', {}, None) == Cancelled(1, "late")
@@ -115,6 +141,7 @@ REFUSED: list[tuple[Any, Any, str]] = [
     (dict[str, Begun | Closed], {"a": Closed(2)}, "this Closed as Begun"),
     (list[Begun] | list[Cancelled], [Cancelled(2)], "this Cancelled as Begun"),
     (HoldsEvents, HoldsEvents(octets="abcd"), "this str as bytes"),
+    (HasUnions, HasUnions(below=["o-1", str(UUID(int=1))]), "this str as UUID"),
     (list[datetime | date], [date(2026, 1, 2)], "this date as datetime"),
     (tuple[str | Decimal, int], (Decimal(1), 1), "this Decimal as str"),
 ]
