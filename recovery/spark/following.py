@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
+from broker.errors import CorruptStore
 from recovery.pipeline.splits import plan
 from recovery.pipeline.store_location import LogManifest
 from recovery.scan.scanner import Scan
 from recovery.spark.options import Settings
-from recovery.spark.readers import RecordsReader, SplitPartition
+from recovery.spark.readers import RecordsReader, SplitPartition, fail_at_damage_of_files
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
@@ -82,6 +83,8 @@ class FollowingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if first >= last:
             return []
         log = self._settings.place.log()
+        if self._settings.on_corrupt == "fail":
+            _check_all_there(log, first, last)
         return [SplitPartition(log, split) for split in plan(log, self._settings.split_bytes, first, last)]
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
@@ -90,3 +93,12 @@ class FollowingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, int]) -> None:
         """Nothing is held back for a batch, so nothing is released."""
+
+
+def _check_all_there(log: LogManifest, first: int, last: int) -> None:
+    """Raises CorruptStore where a part of what a batch is to read is gone: removed before it was read, or damaged."""
+    if first < log.begin:
+        text = f"the stream stands at CommitLog offset {first}, and the log of {log.place.path} begins at {log.begin}"
+        step = "Read on with the option onCorrupt=report, without what was removed, or begin at another checkpoint"
+        raise CorruptStore(f"{text}. {step}", path=log.place.path)
+    fail_at_damage_of_files(log, first, last)

@@ -43,9 +43,8 @@ class RecordsReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """The splits in which a wanted record may begin."""
         log = self.settings.place.log()
-        if self.settings.on_corrupt == "fail" and log.damages:
-            first = log.damages[0]
-            raise _corrupt(Damage(first.kind, first.start, first.end - first.start, first.reason, first.path))
+        if self.settings.on_corrupt == "fail":
+            fail_at_damage_of_files(log)
         splits = plan(log, self.settings.split_bytes, self.selection.start, self.selection.end)
         return [SplitPartition(log, split) for split in splits]
 
@@ -130,6 +129,13 @@ def bad_records(records: Records, log: LogManifest) -> Iterator[Damage]:
     for number in records.bad_crcs().tolist():
         place = int(records.offsets[number])
         yield Damage("crc-mismatch", place, int(records.sizes[number]), CRC_MISMATCH, log.file_at(place))
+
+
+def fail_at_damage_of_files(log: LogManifest, start: int = 0, end: int | None = None) -> None:
+    """Raises CorruptStore where a segment between two offsets (None: up to the end) is missing or not whole."""
+    for one in log.damages:
+        if one.end > start and (end is None or one.start < end):
+            raise _corrupt(Damage(one.kind, one.start, one.end - one.start, one.reason, one.path))
 
 
 def _corrupt(damage: Damage) -> BrokerError:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
+from broker.errors import CorruptStore
 from recovery.spark import stream
 from recovery.spark.following import FollowingReader
 from recovery.spark.options import settings_of
@@ -104,3 +107,29 @@ def test_half_a_record_waits(tmp_path: Path) -> None:
     assert slow.latestOffset({"commitlog_offset": 0}) == {"commitlog_offset": offsets[1]}
     assert slow.latestOffset({"commitlog_offset": log.end}) == {"commitlog_offset": log.end}
     assert slow.partitions({"commitlog_offset": 5}, {"commitlog_offset": 5}) == []
+
+
+def test_a_stream_that_is_to_fail_at_damage_fails_where_a_part_of_the_log_is_gone(tmp_path: Path) -> None:
+    """A segment in the middle, and what retention removed before the stream read it; other options read on."""
+    log = Log(4096)
+    _append(log, 24)
+    (tmp_path / "store").mkdir()
+    _write(log, tmp_path / "store")
+    path, end = str(tmp_path / "store"), {"commitlog_offset": log.end}
+    strict = FollowingReader(settings_of({"path": path, "onCorrupt": "fail"}), ["commitlog_offset"])
+    lenient = FollowingReader(settings_of({"path": path}), ["commitlog_offset"])
+    segments = sorted((tmp_path / "store" / "commitlog").iterdir())
+
+    segments[2].rename(tmp_path / "aside")
+    with pytest.raises(CorruptStore, match=f"segment {segments[2].name} is missing"):
+        strict.partitions({"commitlog_offset": 0}, end)
+    assert strict.partitions({"commitlog_offset": 0}, {"commitlog_offset": 4096})
+    assert strict.partitions({"commitlog_offset": 3 * 4096}, end)
+    assert lenient.partitions({"commitlog_offset": 0}, end)
+
+    for segment in segments[:2]:
+        segment.unlink()
+    with pytest.raises(CorruptStore, match=f"stands at CommitLog offset 4096, and the log of .* begins at {3 * 4096}"):
+        strict.partitions({"commitlog_offset": 4096}, end)
+    assert strict.partitions(strict.initialOffset(), end)
+    assert lenient.partitions({"commitlog_offset": 4096}, end)
