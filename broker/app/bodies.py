@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from typing import Any, cast, get_origin
 
 from broker.app.cloud_events import content_type, schema_version
-from broker.app.json_values import Build, builder, fields_of, is_pydantic, resolved, to_json
+from broker.app.json_values import Build, builder, is_pydantic, to_json
+from broker.app.type_hints import fields_of, is_typed_dict, resolved
 from broker.errors import BodyError, BrokerError, MessageRejected, shown
 
 _STARS = b"*****"
@@ -117,7 +118,7 @@ class TopicBody:
         if wanted is Any or wanted is object:
             return None, None
         kind = get_origin(wanted) or wanted
-        if typing.is_typeddict(kind):
+        if is_typed_dict(kind):
             return wanted, dict
         return wanted, kind if isinstance(kind, type) and kind is not types.UnionType else None
 
@@ -222,7 +223,8 @@ def _check_type(hint: Any, seen: frozenset[Any] = frozenset()) -> None:
     for one in inner:
         if one is not Ellipsis:
             _check_type(one, seen)
-    if kind in seen or not (typing.is_typeddict(kind) or (isinstance(kind, type) and dataclasses.is_dataclass(kind))):
+    of_fields = get_origin(kind) or kind
+    if kind in seen or not (is_typed_dict(of_fields) or dataclasses.is_dataclass(of_fields)):
         return
     try:
         named = fields_of(kind)

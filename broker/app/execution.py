@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from broker.app.handler_runs import HandlerRuns, RunOutcome
-from broker.app.handlers import Handler, HandlerGroup
+from broker.app.handlers import Handler, HandlerGroup, HandlerHost
 from broker.app.retry import GiveUp, Redeliver, reason_of
 from broker.consuming.once import one_transaction
 from broker.consuming.processing import AsyncProcessing, Processing, check_note, check_note_async
@@ -29,7 +29,6 @@ from broker.log_fields import event
 from broker.message import ReceivedMessage
 
 if TYPE_CHECKING:
-    from broker.app.host import HandlerHost
     from broker.consumer import Consumer
 
 _WAITS_S = (0.5, 1, 2, 5, 10, *[30] * 16)  # for a database that is away; less than the time to acknowledge

@@ -6,15 +6,24 @@ import inspect
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
-from broker.app.bodies import alternatives, check_body_type
+from broker.app.bodies import TopicBody, alternatives, check_body_type
 from broker.app.retry import Retry
 from broker.consuming.arguments import check_consumer_names
 from broker.consuming.group.positions import Start
 from broker.consuming.tags import Selection
 from broker.errors import BrokerError, MessageRejected, shown
 from broker.message import ReceivedMessage
+
+if TYPE_CHECKING:
+    import contextlib
+
+    from sqlalchemy import Engine
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+    from broker.database.dedup import Processed
+    from broker.live import LiveStore
 
 _CONCURRENCY_MAX = 1000
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -183,6 +192,22 @@ def _only(known: str | None, name: str, handler: str, what: str) -> str:
     if known is not None:
         raise BrokerError(f"{handler} takes the {what} twice: {known} and {name}")
     return name
+
+
+class HandlerHost(Protocol):
+    """The application that handlers belong to, as its workers see it: `broker.App`."""
+
+    engine: Engine | None
+    async_engine: AsyncEngine | None
+    processed: Processed
+
+    @property
+    def store(self) -> LiveStore: ...
+    @property
+    def groups(self) -> list[HandlerGroup]: ...
+    def start(self) -> object: ...
+    def body_of(self, topic: str) -> TopicBody: ...
+    def entered(self, session: Any) -> contextlib.AbstractContextManager[None]: ...
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,10 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime, time
 from decimal import Decimal, DecimalException
 from functools import lru_cache, partial
-from typing import Annotated, Any, Literal, NotRequired, Required, Union
+from typing import Any, Literal, Union
 from uuid import UUID
 
+from broker.app.type_hints import fields_of, is_typed_dict, resolved
 from broker.errors import BodyError, BrokerError, MessageRejected
 
 Build = Callable[[Any, str], Any]  # (value from JSON, where it is) → the typed value
@@ -176,8 +177,14 @@ def _container(hint: Any, kind: Any, arguments: tuple[Any, ...]) -> Build | None
             return make([item(one, f"{where}[{number}]") for number, one in enumerate(value)])
 
         return build
-    if typing.is_typeddict(hint):
+    if is_typed_dict(kind):
         return _fields(hint, dict)
+    if dataclasses.is_dataclass(kind):
+        return _fields(hint, kind)
+    if is_msgspec(kind):
+        import msgspec
+
+        return _by_library(lambda value: msgspec.convert(value, type=hint, str_keys=True))
     return None
 
 
@@ -188,12 +195,6 @@ def _class(hint: Any) -> Build:
         )
     if is_pydantic(hint):
         return _by_library(_validate(hint))
-    if is_msgspec(hint):
-        import msgspec
-
-        return _by_library(lambda value: msgspec.convert(value, type=hint, str_keys=True))
-    if dataclasses.is_dataclass(hint):
-        return _fields(hint, hint)
     if issubclass(hint, enum.Enum):
         return _from_value(hint)
     raise BrokerError(f"a body cannot be decoded as {hint.__name__}: use a dataclass, a model, or a type that JSON has")
@@ -250,33 +251,6 @@ def _fields(hint: Any, make: Any) -> Build:
             raise BodyError(f"{where}: {_in_one_line(error)}") from None
 
     return build
-
-
-@lru_cache(maxsize=1024)
-def fields_of(hint: Any) -> dict[str, tuple[Any, bool]]:
-    """The fields that a dataclass or a TypedDict reads: (type, whether it must be there). Raises NameError."""
-    hints = typing.get_type_hints(hint, include_extras=True)
-    if not dataclasses.is_dataclass(hint):
-        # `__required_keys__` does not see what annotations that are text say of a field.
-        by_field, others = {Required: True, NotRequired: False}, hint.__required_keys__
-        return {name: (one, by_field.get(typing.get_origin(one), name in others)) for name, one in hints.items()}
-    missing = dataclasses.MISSING
-    return {
-        field.name: (hints[field.name], field.default is missing and field.default_factory is missing)
-        for field in dataclasses.fields(hint)
-        if field.init
-    }
-
-
-def resolved(hint: Any) -> Any:
-    """The type below a NewType and Annotated, which say nothing of the form of a value."""
-    while True:
-        if hasattr(hint, "__supertype__"):
-            hint = hint.__supertype__
-        elif typing.get_origin(hint) in (Annotated, Required, NotRequired):
-            hint = typing.get_args(hint)[0]
-        else:
-            return hint
 
 
 def _scalar(kind: type) -> Build:
@@ -348,11 +322,12 @@ def _union(arguments: tuple[Any, ...]) -> Build:
 
 def _differences(hint: Any, made: Any, value: dict[str, Any]) -> int:
     """How many fields an object has and a type of a union has not, or the other way round."""
-    kind = resolved(hint)
+    below = resolved(hint)
+    kind = typing.get_origin(below) or below
     if is_pydantic(kind):
         read = len(made.model_fields_set)
         return len(value) - read + abs(len(kind.model_fields) - read)
-    is_ours = typing.is_typeddict(kind) or dataclasses.is_dataclass(kind)
+    is_ours = is_typed_dict(kind) or dataclasses.is_dataclass(kind)
     names = fields_of(kind) if is_ours else getattr(kind, "__struct_encode_fields__", ())
     return len(value.keys() ^ set(names))
 

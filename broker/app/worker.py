@@ -14,20 +14,17 @@ import time
 from collections.abc import Coroutine, Sequence
 from concurrent import futures
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from broker import observing
 from broker.app.delivery import DelayedDelivery
 from broker.app.execution import Execution
 from broker.app.handler_runs import HandlerRuns
-from broker.app.handlers import HandlerGroup
+from broker.app.handlers import HandlerGroup, HandlerHost
 from broker.consuming.arguments import check_seconds
 from broker.errors import BrokerError, StoreError, StoreFull, shown
 from broker.log_fields import event
 from broker.message import ReceivedMessage
-
-if TYPE_CHECKING:
-    from broker.app.host import HandlerHost
 
 GRACE_S = 30.0
 _RECEIVE_S = 0.2  # how soon a thread notices that it is to stop

@@ -1,0 +1,77 @@
+"""What an annotation says of the form of a value: the type below it, and the fields of a class with their types."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from functools import lru_cache
+from typing import Annotated, Any, NotRequired, Required, TypeVar, Union
+
+from broker.errors import BrokerError
+
+
+def resolved(hint: Any) -> Any:
+    """The type below a NewType, Annotated and the like, which say nothing of the form of a value."""
+    while True:
+        origin = typing.get_origin(hint)
+        if hasattr(hint, "__supertype__"):
+            hint = hint.__supertype__
+        elif origin in (Annotated, Required, NotRequired) or getattr(origin, "_name", None) == "ReadOnly":
+            hint = typing.get_args(hint)[0]
+        else:
+            return hint
+
+
+def is_typed_dict(kind: Any) -> bool:
+    """Whether a class is a TypedDict, also one of `typing_extensions`, which pydantic asks for before Python 3.12."""
+    return isinstance(kind, type) and issubclass(kind, dict) and hasattr(kind, "__required_keys__")
+
+
+@lru_cache(maxsize=1024)
+def fields_of(hint: Any) -> dict[str, tuple[Any, bool]]:
+    """The fields that a dataclass or a TypedDict reads: (type, whether it must be there).
+
+    Of `Page[Order]` those of the generic class, with its type variables replaced. Raises NameError, and BrokerError for
+    a variable that means two things.
+    """
+    kind = typing.get_origin(hint) or hint
+    given = _variables(hint)
+    hints = {name: _replaced(one, given) for name, one in typing.get_type_hints(kind, include_extras=True).items()}
+    if not dataclasses.is_dataclass(kind):
+        # `__required_keys__` does not see what annotations that are text say of a field.
+        by_field, others = {Required: True, NotRequired: False}, kind.__required_keys__
+        return {name: (one, by_field.get(typing.get_origin(one), name in others)) for name, one in hints.items()}
+    missing = dataclasses.MISSING
+    return {
+        field.name: (hints[field.name], field.default is missing and field.default_factory is missing)
+        for field in dataclasses.fields(kind)
+        if field.init
+    }
+
+
+def _variables(hint: Any) -> dict[Any, Any]:
+    """The type variables of a generic class and of its bases, with what stands for each. Raises BrokerError."""
+    kind = typing.get_origin(hint) or hint
+    names = getattr(kind, "__parameters__", ())
+    found = dict(zip(names, typing.get_args(hint) or map(_default, names), strict=True))
+    for base in getattr(kind, "__orig_bases__", ()):
+        if not typing.get_args(base) or typing.get_origin(base) is typing.Generic:
+            continue
+        for name, one in _variables(_replaced(base, found)).items():
+            if found.setdefault(name, one) != one:
+                text = f"{kind.__name__} and its base {base} use the type variable {name} for different types"
+                raise BrokerError(f"{text}: take another one in {kind.__name__}")
+    return found
+
+
+def _replaced(hint: Any, given: dict[Any, Any]) -> Any:
+    """A type with its variables replaced: by what is given, else by what they are bound to, else by anything."""
+    if isinstance(hint, TypeVar):
+        return given.get(hint, _default(hint))
+    variables = getattr(hint, "__parameters__", ())
+    return hint[tuple(_replaced(one, given) for one in variables)] if variables else hint
+
+
+def _default(variable: TypeVar) -> Any:
+    kinds = variable.__constraints__
+    return Union[kinds] if kinds else variable.__bound__ or Any  # noqa: UP007 - of any number of types
