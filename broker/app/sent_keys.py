@@ -12,9 +12,9 @@ import time
 from typing import TYPE_CHECKING
 
 from broker.database.arguments import sync_session_of
-from broker.database.dedup import insert_once, row_count
+from broker.database.dedup import forget_rows, insert_once, row_count
 from broker.database.tables import IN_TRANSACTIONS, key_text, make_tables
-from broker.errors import BrokerError, MessageRejected
+from broker.errors import MessageRejected
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine, MetaData, Table
@@ -50,10 +50,11 @@ class SentKeys:
         return row_count(session.execute(statement, execution_options={"preserve_rowcount": True})) == 1
 
     def forget(self, session: Session, older_than_ms: int) -> int:
-        """Remove rows older than a time, by this machine's clock, and return how many. Commit yourself."""
-        if older_than_ms < 0:
-            raise BrokerError(f"older_than_ms is milliseconds since 1970, not {older_than_ms}")
-        return row_count(session.execute(self.rows.delete().where(self.rows.c.sent_ms < older_than_ms)))
+        """Remove rows that were written before a time (milliseconds since 1970), and return how many. Commit yourself.
+
+        Raises BrokerError for what is not a time from 0 on, or not a session, and what the database raises.
+        """
+        return forget_rows(session, self.rows.c.sent_ms, older_than_ms)
 
 
 def check_key(key: object, window_ms: int) -> None:

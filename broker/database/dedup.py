@@ -24,7 +24,7 @@ from broker.format import properties as names
 from broker.message import ReceivedMessage
 
 if TYPE_CHECKING:
-    from sqlalchemy import Engine, MetaData, Table
+    from sqlalchemy import Column, Engine, MetaData, Table
     from sqlalchemy.orm import Session
 
 _KEY_SIZE = 64  # characters
@@ -91,12 +91,20 @@ class Processed:
         A message that is delivered again after its row went is processed again: keep rows longer than messages live.
         Raises BrokerError for what is not a time from 0 on, or not a session, and what the database raises.
         """
-        is_number = isinstance(cast(object, older_than_ms), int | float) and not isinstance(older_than_ms, bool)
-        if not is_number or older_than_ms < 0:
-            raise BrokerError(f"older_than_ms is a number of milliseconds since 1970, not {shown(older_than_ms)}")
-        if not hasattr(session, "execute") or hasattr(session, "run_sync"):  # a Connection is taken, too
-            session = sync_session_of(session, "forget(session, older_than_ms)", _RUN_SYNC)
-        return row_count(session.execute(self.rows.delete().where(self.rows.c.processed_ms < older_than_ms)))
+        return forget_rows(session, self.rows.c.processed_ms, older_than_ms)
+
+
+def forget_rows(session: Session, written_ms: Column[int], older_than_ms: int) -> int:
+    """Remove the rows of a table whose time in a column is before another one; how many they were.
+
+    Raises BrokerError for what is not a time from 0 on, or not a session, and what the database raises.
+    """
+    is_number = isinstance(cast(object, older_than_ms), int | float) and not isinstance(older_than_ms, bool)
+    if not is_number or older_than_ms < 0:
+        raise BrokerError(f"older_than_ms is a number of milliseconds since 1970, not {shown(older_than_ms)}")
+    if not hasattr(session, "execute") or hasattr(session, "run_sync"):  # a Connection is taken, too
+        session = sync_session_of(session, "forget(session, older_than_ms)", _RUN_SYNC)
+    return row_count(session.execute(written_ms.table.delete().where(written_ms < older_than_ms)))
 
 
 def insert_once(session: Session, table: Table, row: Mapping[str, Any]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -179,3 +180,11 @@ def test_the_kinds_of_errors(app: broker.App) -> None:
         app.send_now("orders", Placed(1), key="7")  # type: ignore[call-arg]
     with pytest.raises(TransactionError), app.transaction(5):  # type: ignore[arg-type]
         pass
+
+
+@pytest.mark.parametrize("older_than_ms", ["5", None, True, -1, timedelta(days=1)])
+def test_keys_are_forgotten_by_a_time(app: broker.App, older_than_ms: Any) -> None:
+    with Session(app.engine) as session, pytest.raises(BrokerError, match="number of milliseconds since 1970"):
+        app.sent_keys.forget(session, older_than_ms)
+    with pytest.raises(TransactionError, match=r"await session\.run_sync"):
+        app.sent_keys.forget(AsyncSession(), 1)  # type: ignore[arg-type]
