@@ -7,6 +7,7 @@ which is written every second and when the consumer is closed.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -29,8 +30,9 @@ from broker.consuming.arguments import (
 )
 from broker.consuming.group.positions import Start
 from broker.consuming.tags import Selection
-from broker.errors import BrokerError, ClusterError, NotInCluster
+from broker.errors import BrokerError, ClusterError, MessageRejected, NotInCluster, NotPermitted
 from broker.format.topics import retry_topic
+from broker.log_fields import event
 from broker.message import ReceivedMessage
 from broker.receiving import Receiver
 from broker.remoting.bodies import ConsumerData, SubscriptionData
@@ -38,6 +40,7 @@ from broker.remoting.bodies import ConsumerData, SubscriptionData
 if TYPE_CHECKING:
     from broker.database.dedup import Processed
 
+_log = logging.getLogger("broker")
 _SUSPEND_S = 1.0  # RocketMQ: suspendCurrentQueueTimeMillis
 _BACK_FAILED_S = 5.0  # RocketMQ: ConsumeMessageConcurrentlyService.submitConsumeRequestLater
 _WAIT_S = 0.02
@@ -140,8 +143,9 @@ class ClusterConsumer(Receiver):
         `max_retries` times it goes to the dead letters of the group. `delay_level` is one of the broker's levels from 1
         on, -1 for the dead letters; a cluster has no 0 for at once. An ordered consumer keeps it before all that follow
         it and hands it out again after `delay_s`, by default a second. False as for `ack`. While its broker cannot be
-        reached it comes again here, after 5 s. Raises BrokerError for arguments that are out of range, NotInCluster for
-        level 0, and for a `delay_s` or a `reason` that would have to be kept by a broker.
+        reached, or does not take it back (read-only, no right), it comes again here, after 5 s. Raises BrokerError for
+        arguments that are out of range, NotInCluster for level 0, and for a `delay_s` or a `reason` that would have to
+        be kept by a broker.
         RocketMQ: DefaultMQPushConsumerImpl.sendMessageBack (5.3.3).
         """
         self._check()
@@ -163,7 +167,14 @@ class ClusterConsumer(Receiver):
             return False
         try:
             self._loop.run(self._member.calls.send_back(message, queue, level or 0, self._max_retries))
-        except ClusterError:
+        except (ClusterError, NotPermitted, MessageRejected) as error:
+            _log.warning(
+                "group %s: %s could not be sent back, and comes again here: %s",
+                self.group,
+                message.message_id,
+                error,
+                extra=event("delayed-waits", group=self.group, topic=message.topic),
+            )
             return self._holdings.again(message, _BACK_FAILED_S)
         return self._holdings.acknowledge(message)
 

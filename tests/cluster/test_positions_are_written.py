@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import broker
+from broker.cluster import cluster_consumer
 from broker.cluster.membership import group_member
 from broker.remoting.codes import RequestCode, ResponseCode
 from broker.remoting.command import RemotingCommand
@@ -48,8 +49,8 @@ def test_a_position_that_its_broker_did_not_get_is_written_again(served: Connect
         assert _stands_at(served, message, 1)
 
 
-def test_a_message_that_cannot_be_sent_back_holds_no_position_up(served: Connected) -> None:
-    """Its broker refuses it: it comes again here, and what follows is written."""
+def _refuse_what_is_sent_back(served: Connected) -> None:
+    """As a broker that is read-only does, or one at which the account has no right to the topic of retries."""
 
     def refuse(command: RemotingCommand) -> RemotingCommand | None:
         if command.code != RequestCode.CONSUMER_SEND_MSG_BACK:
@@ -61,6 +62,14 @@ def test_a_message_that_cannot_be_sent_back_holds_no_position_up(served: Connect
         return command.answer(ResponseCode.NO_PERMISSION, "no right") if is_refused else command
 
     served.proxy.request, served.proxy.answer = refuse, denied
+
+
+def test_a_message_that_cannot_be_sent_back_holds_no_position_up(
+    served: Connected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its broker refuses it: it comes again here, and what follows is written."""
+    monkeypatch.setattr(cluster_consumer, "_BACK_FAILED_S", 0.05)
+    _refuse_what_is_sent_back(served)
     served.client.producer("plain").send(broker.Message("carts", b"lamp"))
     with served.client.consumer("billing", "carts", ack_timeout_s=0.1) as consumer:
         first = consumer.receive(served.soon_s)
@@ -70,6 +79,23 @@ def test_a_message_that_cannot_be_sent_back_holds_no_position_up(served: Connect
         assert (again.message_id, again.reconsume_times) == (first.message_id, 1)
         assert consumer.ack(again)
         assert _stands_at(served, again, 1)
+
+
+def test_a_message_that_its_broker_does_not_take_back_comes_again_here(
+    served: Connected, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It stayed in hand until it was overdue, and `process` raised the refusal in place of the error of its body."""
+    monkeypatch.setattr(cluster_consumer, "_BACK_FAILED_S", 0.05)
+    _refuse_what_is_sent_back(served)
+    served.client.producer("plain").send(broker.Message("carts", b"lamp"))
+    with served.client.consumer("billing", "carts") as consumer:
+        first = consumer.receive(served.soon_s)
+        assert first is not None
+        assert consumer.retry(first)
+        again = consumer.receive(served.soon_s)
+        assert again is not None
+        assert again.message_id == first.message_id
+    assert "could not be sent back, and comes again here" in caplog.text
 
 
 def test_a_retry_at_once_is_refused_before_it_is_needed(served: Connected) -> None:
