@@ -73,6 +73,8 @@ def test_a_file_that_cannot_be_read_is_said(text: str, why: str) -> None:
         ("a", {"path": "/x", "ask": 1}, "ask cannot be 1"),
         ("a", {"path": "/x", "ask": "true"}, "ask cannot be 'true'"),
         ("a", {"path": "/x", "approvers": "alice"}, "approvers cannot be 'alice'"),
+        ("a", {"path": "/x", "approvers": ["alice", ""]}, "approvers has a name that is empty"),
+        ("a", {"path": "/x", "approvers": ["alice "]}, "or has spaces around it: nobody could answer"),
         ("a", {"path": "/x", "engine": "hadoop"}, "engine is one of auto, local, spark"),
         ("a" * 91, {"path": "/x"}, "a store's name has at most 90 characters"),
         ("a", {"path": "shop.store"}, "path cannot be 'shop.store': give the whole path"),

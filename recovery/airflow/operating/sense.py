@@ -44,6 +44,8 @@ def check_sense(name: str, given: Mapping[str, Any]) -> None:
             raise BrokerError(f"{key} is empty: leave it out, or give a value")
         if isinstance(value, str):
             _check_text(key, value)
+        elif key == "approvers" and not all(name.strip() == name != "" for name in value):
+            raise BrokerError("approvers has a name that is empty, or has spaces around it: nobody could answer")
         if key.endswith("_s"):
             _check_seconds(key, value)
         elif key.endswith("_schedule"):
