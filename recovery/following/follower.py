@@ -257,6 +257,7 @@ class Follower:
             book.mark(below, log.durable_end, max(log.durable_record, below))
             self._verifier.forget_below(below)
             log.remove_below(below)
+            self._verifier.release_removed()
 
     # How it stands
 

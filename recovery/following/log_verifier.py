@@ -114,6 +114,10 @@ class LogVerifier:
         """The segments below one are gone."""
         self.book.forget_below(commitlog_offset)
 
+    def release_removed(self) -> None:
+        """Close the files of segments that were removed: until then their space is not free."""
+        self._directory.files.forget_removed()
+
     def count_from(self, start: int, end: int) -> int:
         """How many records begin between two offsets."""
         return sum(len(records) for records in Scan(self.listing(end), start=start))

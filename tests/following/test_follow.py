@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -326,6 +327,25 @@ def test_a_part_of_the_log_is_not_all_of_it_whatever_the_size_of_a_transfer(
         assert SEGMENT // 5 < seen[-1].end_offset < len(log)
         assert not any(status.is_caught_up for status in seen)
         assert "copying" in seen[-1].line()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="where Linux lists what is open")
+def test_old_segments_that_went_give_their_space_back(tmp_path: Path) -> None:
+    """Each was kept open until the follower ended, up to 128 of them: the disk got no room."""
+    with served(tmp_path / "master") as (store, address):
+        for _ in range(12):
+            store.append(broker.Message("orders", bytes(SEGMENT // 3)))
+        options = FollowOptions(start="first", segment_bytes=SEGMENT, keep_s=0.0)
+        with Follower(address, tmp_path / "copy", options) as follower:
+            status = follower.run(threading.Event(), until_caught_up=True)
+            assert status.begin_offset >= 3 * SEGMENT
+            held = []
+            for descriptor in os.listdir("/proc/self/fd"):
+                with contextlib.suppress(FileNotFoundError):
+                    held.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        of_copy = [path for path in held if path.startswith(str(tmp_path / "copy"))]
+        assert len(of_copy) > 1
+        assert not [path for path in of_copy if path.endswith("(deleted)")]
 
 
 def test_old_segments_go_but_none_with_a_transaction_in_doubt(tmp_path: Path) -> None:
