@@ -118,6 +118,7 @@ def check_back(
         lease = LeaderLock(opened.path, asks=asked.asks)
         try:
             if interval_ms is not None:
+                opened.writer.upkeep.start()  # which releases what retention removes, also where nothing is appended
                 service = CheckService(check, lease, interval_s=interval_ms / 1000, housekeeping=keep_house)
                 _warn_of_leader(lease)
                 return service.run(lambda report: show_round(report, as_json))

@@ -19,8 +19,10 @@ from recovery.checkback.leader import LeaderLock
 from recovery.checkback.policy import Policy, Rule
 from recovery.checkback.round import CheckBack, RoundReport
 from recovery.checkback.service import CheckService, for_producers
+from recovery.cli import checkback as verbs_check
 from tests.backends.shop import raiser
 from tests.checkback.shop import Shop, open_store
+from tests.cli.command import command
 
 
 @pytest.fixture
@@ -171,6 +173,21 @@ def test_a_round_counts_although_no_old_row_can_be_removed(tmp_path: Path, caplo
         service.stop()
     assert (service.status.failures, service.status.rounds) == (0, 1)
     assert fields_of(caplog.records[-1])["event"] == "ledger-rows-stay"
+
+
+def test_the_verb_releases_what_retention_removes_though_it_appends_nothing(
+    directory: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It kept open each segment in which it had read a half message: their space was not free until it ended."""
+    names: list[str] = []
+
+    def interrupted(*_: object) -> None:
+        names.extend(thread.name for thread in threading.enumerate())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(verbs_check, "show_round", interrupted)
+    assert command(capsys, "check-back", directory, "--every", "1ms").code == 130
+    assert "checkback_care" in names
 
 
 def test_housekeeping_comes_once_an_hour(shop: Shop) -> None:
