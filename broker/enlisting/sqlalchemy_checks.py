@@ -50,13 +50,10 @@ def ledger_bind(session: Session, ledger: Ledger) -> Engine | Connection:
         raise TransactionError(
             "the session has no bind for the ledger's table: give it the ledger's engine, Session(engine)"
         ) from None
-    except (
-        Exception
-    ) as error:  # a get_bind() of the application's own, or of a ShardedSession, which raises an assertion
+    except Exception as error:  # the application's own, or a ShardedSession's, which raises an assertion
         text = f"the get_bind() of {type(session).__name__} does not say where the ledger's table is"
-        raise TransactionError(
-            f"{text} ({type(error).__name__}: {error}): send in a Session that is bound to the ledger's engine alone"
-        ) from error
+        text = f"{text} ({type(error).__name__}: {error})"
+        raise TransactionError(f"{text}: send in a Session that is bound to the ledger's engine alone") from error
 
 
 def check_greenlet(bind: Engine | Connection) -> None:
