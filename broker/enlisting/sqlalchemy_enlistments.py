@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session, SessionTransaction
 
 _T = TypeVar("_T")
+JOINED = "checkback"  # in the `info` of a driver's connection, until the pool has it back: what joined it last
 
 
 class SessionEnlistment(Enlistment):
@@ -44,6 +45,8 @@ class SessionEnlistment(Enlistment):
         """Belong to the transaction that the connection is in; a send may have failed before there was one."""
         if self._root is None and (root := connection.get_transaction()) is not None:
             self._root = weakref.ref(root)
+            if not connection.invalidated:
+                connection.info[JOINED] = self
 
     @property
     def connection(self) -> Connection | None:

@@ -5,7 +5,8 @@
     Session.after_commit      deliver
     Engine "rollback"         discard
     Session.after_transaction_end   what is neither, is left to check-back
-    Engine "begin", pool "reset"    roll back what a COMMIT left that was stopped on its way to the driver
+    Engine "begin", pool "reset"    roll back what a COMMIT left that was stopped on its way to the driver, or a session
+                              that was dropped
 
 A `Connection` that no session commits has no event after COMMIT. There the listener of "commit" sends COMMIT itself,
 and SQLAlchemy's own that follows finds no transaction.
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING
 from broker.enlisting import sqlalchemy_checks as checks
 from broker.enlisting.enlistment import Stage
 from broker.enlisting.sqlalchemy_enlistments import (
+    JOINED,
     SessionEnlistment,
     check_still_open,
     note_commit,
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
     from sqlalchemy.engine.interfaces import DBAPIConnection
     from sqlalchemy.orm import Session
     from sqlalchemy.orm import SessionTransaction as OrmTransaction
-    from sqlalchemy.pool import PoolResetState
+    from sqlalchemy.pool import ConnectionPoolEntry, PoolResetState
 
 _COMMENTS = r"(?:\s|--[^\n]*\n|/\*.*?\*/)*"
 _ENDS = re.compile(  # with a savepoint that SQLAlchemy did not set: its own have names of one kind
@@ -179,11 +181,17 @@ def _on_begin(connection: Connection) -> None:
         _roll_back(connection, enlistment)
 
 
-def _on_reset_of(dialect: str) -> Callable[[DBAPIConnection, object, PoolResetState], None]:
-    """The same before a connection of this dialect goes back to the pool, which takes it for rolled back then."""
+def _on_reset_of(dialect: str) -> Callable[[DBAPIConnection, ConnectionPoolEntry | None, PoolResetState], None]:
+    """The same before a connection of this dialect goes back to the pool, which takes it for rolled back then.
 
-    def on_reset(raw: DBAPIConnection, _record: object, state: PoolResetState) -> None:
-        if state.transaction_was_reset and not state.terminate_only and is_driver_in_transaction(dialect, raw):
+    And where a session with messages was dropped: a pool with another `reset_on_return` would commit its rows, or leave
+    them to the next session.
+    """
+
+    def on_reset(raw: DBAPIConnection, record: ConnectionPoolEntry | None, state: PoolResetState) -> None:
+        joined = None if record is None else record.info.pop(JOINED, None)
+        is_left = state.transaction_was_reset or (joined is not None and joined.is_open)
+        if is_left and not state.terminate_only and is_driver_in_transaction(dialect, raw):
             raw.rollback()
 
     return on_reset

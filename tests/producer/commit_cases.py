@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 from sqlalchemy import Connection, event, text
 from sqlalchemy.exc import IntegrityError
@@ -215,6 +217,18 @@ def a_session_that_is_closed(desk: Desk) -> None:
 def a_session_that_is_dropped(desk: Desk) -> None:
     """The pool takes its connection back; what became of the messages, check-back finds out."""
     desk.buy(Session(desk.another_engine()), 1)
+
+
+@cases.there(3, 4)
+def sessions_that_are_dropped_where_the_pool_does_not_roll_back(desk: Desk) -> None:
+    """It would commit the order, on SQLite without the ledger's row, or leave it to the next session."""
+    for number, reset in ((1, "commit"), (2, None)):
+        engine = desk.another_engine(pool_reset_on_return=reset)
+        desk.buy(Session(engine), number)
+        gc.collect()
+        with Session(engine) as session:
+            desk.buy(session, number + 2)
+            session.commit()
 
 
 @cases.there()
