@@ -200,6 +200,7 @@ def _rebuild_lines(report: RebuildReport) -> Iterator[str]:
         yield f"  slot {claim.slot} is claimed by the half messages at {claim.lost_offset} and {claim.owner_offset}"
     for misfit in report.misfits:
         yield f"  not understood: {misfit}"
+    yield from (f"  {text}" for text in report.guessed_sizes)
     if report.applied:
         yield from _applied_lines(report)
     elif report.misfits:

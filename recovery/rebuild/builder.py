@@ -227,6 +227,24 @@ class Build:
             "redolog": {sizes.redo_log_bytes},
         }[part]
 
+    def guessed_sizes(self) -> Iterator[str]:
+        """Of which files no live one shows the size that their broker is set to, so that RocketMQ's was taken."""
+        if self.ours:
+            return
+        live, sizes, parts = self.files, self._sizes, {name for name, _, _ in self.parts()}
+        queues = any(live.queue(*name).segments for name in live.queues())
+        maped = "maped" if self.generation is Generation.STATE_TABLE else "mapped"  # its spelling
+        for part, made, is_known, setting, size in (
+            ("consumequeue", any(one.end for one in self.queues.values()), queues, f"{maped}FileSizeConsumeQueue",
+             sizes.consume_queue_bytes),
+            ("statetable", self.table.end, live.state_table.segments, "tranStateTableMapedFileSize",
+             sizes.state_table_bytes),
+            ("redolog", self.redo_log.end, live.redo_log.segments, "tranRedoLogMapedFileSize", sizes.redo_log_bytes),
+        ):  # fmt: skip
+            if made and part in parts and not is_known:
+                text = f"{part}: no file shows how large its broker makes them, so each has RocketMQ's {size:,} bytes"
+                yield f"{text}. A broker does not start with others than its {setting} says: set it to {size}"
+
     def close(self) -> None:
         """Release all files."""
         self.tracker.close()

@@ -267,6 +267,7 @@ class Rebuilding:
             seconds=time.monotonic() - started,
             aside=tuple(f"{one.file} at {one.commitlog_offset}: {one.reason}" for one in self._damages),
             misfits=(*misfits, *build.misfits),
+            guessed_sizes=tuple(build.guessed_sizes()),
             kept=tuple(replaced.replacements(self.disk, self.paths)),
         )
 

@@ -41,6 +41,8 @@ class RebuildReport:
     """Damages of the log that were passed over: a torn tail."""
     misfits: tuple[Misfit, ...] = ()
     """What would be lost, so that nothing may be replaced: `path`, `what` it is, and `why`."""
+    guessed_sizes: tuple[str, ...] = ()
+    """Which files have RocketMQ's size, for no live file shows the one that their broker is set to; a sentence each."""
     replacement: Replacement | None = None
     """What was exchanged, and is kept aside; None when nothing was."""
     kept: tuple[Replacement, ...] = ()
@@ -91,6 +93,7 @@ class RebuildReport:
             "passed_over": list(self.aside),
             "not_understood": [one.as_json() for one in self.misfits],
             "refusal": self.refusal,
+            "guessed_sizes": list(self.guessed_sizes),
             "replacement": self.replacement.as_json() if self.replacement else None,
             "kept": [one.as_json() for one in self.kept],
             "seconds": round(self.seconds, 3),

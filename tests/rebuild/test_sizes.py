@@ -1,0 +1,25 @@
+"""How large the files are that a rebuild makes: as the live ones, else as RocketMQ makes them, which it says."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from recovery.rebuild.rebuilder import rebuild
+from tests.cli.command import command
+
+
+def test_sizes_that_no_file_shows_are_named(
+    kind_store: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A real broker that was set to 6,000 bytes did not start with queues of 6,000,000, and nothing had said so."""
+    path = kind_store("rocketmq-5.3.3-plain")
+    assert rebuild(path).guessed_sizes == ()
+    shutil.rmtree(path / "consumequeue")
+    ran = command(capsys, "rebuild", path)
+    assert "so each has RocketMQ's 6,000,000 bytes. A broker does not start with others than its mapped" in ran.out
+    assert "FileSizeConsumeQueue says: set it to 6000000" in ran.out
+    assert len(rebuild(path).as_json()["guessed_sizes"]) == 1
