@@ -27,7 +27,13 @@ _INT_MIN = -(1 << 31)
 
 def misfits_of_store(files: StoreFiles, disk: Disk) -> list[Misfit]:
     """What the directories and the table of topics say, before the log is read."""
-    return [*inventory(files.path, disk).misfits(of_rebuild=True), *_packed_segments(files)]
+    found = inventory(files.path, disk).misfits(of_rebuild=True)
+    why = "a part of the log is in it, and only its broker's configuration (storePathCommitLog) names all of these"
+    named = (
+        Misfit(one.path, "a directory of segments beside commitlog/", why) if one.path in files.log_directories else one
+        for one in found
+    )
+    return [*named, *_packed_segments(files)]
 
 
 def _packed_segments(files: StoreFiles) -> list[Misfit]:

@@ -25,11 +25,11 @@ from broker.store.disk.paths import STATE_TABLE, given_path, is_topic_directory
 from broker.store.disk.store_lock import is_held
 from broker.store.read.detect import check_is_store
 from broker.store.read.directory import StoreDirectory
-from broker.store.read.inventory import kind_of
+from broker.store.read.kinds.log_directories import other_log_directories
 from broker.store.read.kinds.rocksdb_config import damaged_config_databases, read_config_database
 from broker.store.read.kinds.rocksdb_queues import RocksDBQueues, queue_database
 from broker.store.read.layout import read_engine, read_layout
-from broker.store.read.segments import Listing, Segment, SegmentDamage, damages_of, is_base, segment_size
+from broker.store.read.segments import Listing, Segment, SegmentDamage, damages_of
 from broker.store.recover.watermark import DerivedCounts, Watermark, published, queue_ends
 from broker.transaction.events import Generation
 from recovery.findings import Finding
@@ -55,7 +55,7 @@ class StoreFiles:
         self.opened_ms, self.was_held = time.time_ns() // 1_000_000, False
         with contextlib.suppress(StoreError):  # a later query reports why it cannot be read
             self.was_held = is_held(paths.lock)
-        self.log_directories = tuple(self._other_log_directories())
+        self.log_directories = tuple(other_log_directories(directory.disk, directory.path))
         self.commitlog = self.commitlog_now()
         self.compared = compared_part(self.commitlog, watermark, paths.commitlog)
         self.engine = read_engine(directory.disk, paths)
@@ -121,27 +121,7 @@ class StoreFiles:
 
     def commitlog_now(self) -> Listing:
         """The segments as they are by now: a live broker may have begun another."""
-        listing = self._listing(self._directory.paths.commitlog)
-        others = [segment for path in self.log_directories for segment in self._listing(path).segments]
-        if not others:
-            return listing
-        segments = tuple(sorted((*listing.segments, *others), key=lambda segment: segment.base))
-        size = segment_size(segments)
-        return replace(listing, segments=segments, segment_size=size, damages=tuple(damages_of(segments, size)))
-
-    def _other_log_directories(self) -> Iterator[str]:
-        """Directories of segments beside commitlog/, as storePathCommitLog may name several.
-
-        Which they are stands in the broker's configuration, so only those inside the store are found: they hold nothing
-        but segments, and none that commitlog/ has. RocketMQ: MultiPathMappedFileQueue (5.3.3).
-        """
-        own = {segment.base for segment in self._listing(self._directory.paths.commitlog).segments}
-        for entry in self._entries(self.path):
-            if entry.is_directory and kind_of(f"{entry.name}/") is None:
-                inside = self._entries(entry.path)
-                bases = {int(one.name) for one in inside if one.is_file and is_base(one.name)}
-                if bases and len(bases) == len(inside) and not bases & own:
-                    yield entry.path
+        return self._directory.log_segments(self.log_directories).listing(fresh=True)
 
     def index_now(self) -> list[Segment]:
         """The files of the index as they are by now."""

@@ -16,9 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+import broker
 from broker.errors import CorruptStore, NotAStore
 from broker.format.consumequeue import BatchUnit, Unit
 from broker.format.index import IndexHeader, IndexItem
+from recovery.rebuild.rebuilder import rebuild
 from recovery.repair.salvage import salvage
 from recovery.verify.verifier import verify
 from recovery.views.figures import survey
@@ -295,6 +297,27 @@ def test_several_log_directories(small_segments: Path) -> None:
         report.records,
     )
     assert comparable(verify_inline(str(small_segments), 1 << 20)) == comparable(again)
+
+
+def test_messages_in_another_log_directory_are_read(small_segments: Path) -> None:
+    """`find` said that they are not there, and `tail` that their queue is that of another log."""
+
+    def messages() -> list[tuple[str, int, bytes]]:
+        with broker.open(small_segments, read_only=True) as opened:
+            queues = [(topic, queue_id) for topic in opened.topics() for queue_id in opened.queues(topic)]
+            numbers = ((name, number) for name in queues for number in range(*opened.queue_range(*name)))
+            found = (opened.message(*name, number) for name, number in numbers)
+            return [(one.topic, one.commitlog_offset, one.body) for one in found if one is not None]
+
+    before = messages()
+    other = small_segments / "commitlog2"
+    other.mkdir()
+    for segment in sorted((small_segments / "commitlog").iterdir())[1::2]:
+        segment.rename(other / segment.name)
+    assert before
+    assert messages() == before
+    (misfit,) = rebuild(small_segments).misfits
+    assert (misfit.path, misfit.what) == (str(other), "a directory of segments beside commitlog/")
 
 
 def test_a_log_of_dledger_is_refused_by_name(tmp_path: Path) -> None:

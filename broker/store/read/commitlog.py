@@ -31,6 +31,7 @@ from broker.format.sysflag import BORN_IPV6
 from broker.store.disk.os_errors import Missing
 from broker.store.disk.read_file import NotCached, ReadFile
 from broker.store.read.directory import StoreDirectory
+from broker.store.read.kinds.log_directories import other_log_directories
 from broker.store.read.segments import Listing, Segment, SegmentDamage
 
 _WINDOW_BYTES = 1 << 20
@@ -68,7 +69,7 @@ class CommitLog:
     """The records of a store, by their CommitLog offset. Threads may share it."""
 
     def __init__(self, directory: StoreDirectory) -> None:
-        self._queue = directory.segments(directory.paths.commitlog)
+        self._queue = directory.log_segments(tuple(other_log_directories(directory.disk, directory.path)))
         self._store_path = directory.path
         self._last: tuple[int, int] | None = None  # the last record when we last looked: inode and CommitLog offset
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from broker.store.disk.files import Disk
 from broker.store.disk.open_files import OpenFiles
 from broker.store.disk.paths import Paths
@@ -20,3 +22,7 @@ class StoreDirectory:
     def segments(self, path: str) -> SegmentQueue:
         """The queue of segments in one of the store's directories."""
         return SegmentQueue(self.disk, self.files, path, self.path)
+
+    def log_segments(self, others: Sequence[str]) -> SegmentQueue:
+        """The segments of the CommitLog, in commitlog/ and other directories."""
+        return SegmentQueue(self.disk, self.files, self.paths.commitlog, self.path, others)

@@ -10,6 +10,7 @@ RocketMQ calls a segment a mapped file: MappedFileQueue (5.3.3), MapedFileQueue 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from bisect import bisect_right
 from collections import Counter
@@ -115,9 +116,12 @@ class Listing:
 
 
 class SegmentQueue:
-    """The segments of one directory, read as one run of bytes. Threads may share it."""
+    """The segments of one directory, and of `others`, read as one run of bytes. Threads may share it."""
 
-    def __init__(self, disk: Disk, files: OpenFiles, directory: str, store_path: str) -> None:
+    def __init__(
+        self, disk: Disk, files: OpenFiles, directory: str, store_path: str, others: Sequence[str] = ()
+    ) -> None:
+        self._others = others
         self.directory = directory
         self._disk = disk
         self._files = files
@@ -143,12 +147,21 @@ class SegmentQueue:
             return Listing()
         segments = tuple(
             Segment(int(entry.name), entry.size, entry.path, entry.inode, self._files)
-            for entry in entries
+            for entry in self._with_others(entries)
             if _is_segment(entry)
         )
         others = tuple(entry.path for entry in entries if not _is_segment(entry))
         size = segment_size(segments)
         return Listing(segments, size, tuple(damages_of(segments, size)), others, stamp)
+
+    def _with_others(self, entries: list[Entry]) -> list[Entry]:
+        if not self._others:
+            return entries
+        found = list(entries)
+        for directory in self._others:
+            with contextlib.suppress(Missing):
+                found += self._disk.entries(directory)
+        return sorted(found, key=lambda entry: entry.name)
 
     def read(self, position: int, size: int, listing: Listing | None = None) -> bytes:
         """The bytes from a position on: fewer where the queue or what is whole of it ends, none outside it.

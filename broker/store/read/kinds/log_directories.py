@@ -1,0 +1,38 @@
+"""Directories of segments beside commitlog/, as storePathCommitLog of a broker may name several.
+
+RocketMQ: MultiPathMappedFileQueue (5.3.3).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from broker.store.disk.files import Disk, Entry, Missing
+from broker.store.read.inventory import kind_of
+from broker.store.read.segments import is_base
+
+
+def other_log_directories(disk: Disk, store: str) -> Iterator[str]:
+    """Those inside a store, for which they are stands in the configuration of its broker alone.
+
+    They hold nothing but segments, and none that commitlog/ has.
+    """
+    own = _bases(_entries(disk, os.path.join(store, "commitlog")))
+    for entry in _entries(disk, store):
+        if entry.is_directory and kind_of(f"{entry.name}/") is None:
+            inside = _entries(disk, entry.path)
+            bases = _bases(inside)
+            if bases and len(bases) == len(inside) and not bases & own:
+                yield entry.path
+
+
+def _bases(entries: list[Entry]) -> set[int]:
+    return {int(one.name) for one in entries if one.is_file and is_base(one.name)}
+
+
+def _entries(disk: Disk, directory: str) -> list[Entry]:
+    try:
+        return disk.entries(directory)
+    except Missing:
+        return []
