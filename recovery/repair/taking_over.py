@@ -175,8 +175,7 @@ def _looked_at(path: str, disk: Disk, found: Survey, *, move: bool, even_short: 
         raise StoreError(text, path=path)
     if report.refusal and not move:
         raise StoreError(f"{path}: {report.refusal}", path=path)
-    if found.facts.owner is Owner.FOREIGN:
-        _check_nothing_waits(path)
+    _check_nothing_waits(path)
     taking = _Taking(sizes_of(files, disk), _engine(files, report.generation), max(report.end_offset, found.tail.end))
     error = refusal(plan(survey_adopted(path, disk, taking.layout, taking.adopted)))
     if error is not None:

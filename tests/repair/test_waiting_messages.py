@@ -78,24 +78,51 @@ def test_delayed_messages_keep_the_delays_of_their_broker(tmp_path: Path) -> Non
     assert verify(path).findings.counts["queue-missing"] == 0
 
 
-def test_messages_in_the_timer_wheel_are_left_to_their_broker(tmp_path: Path) -> None:
-    """Taken over, the store kept them, and nobody delivered them when they were due."""
-    path, due_ms = tmp_path / "store", 1_900_000_000_000
-    log = Log(4096)
-    text = encode_properties({"TIMER_OUT_MS": str(due_ms), "REAL_TOPIC": "Orders", "UNIQ_KEY": "7F"})
-    at = log.append(Wanted(topic=TIMER_TOPIC, properties=text))
-    log.write(path)
+DUE_MS = 1_900_000_000_000
+TIMED = Wanted(
+    topic=TIMER_TOPIC,
+    properties=encode_properties({"TIMER_OUT_MS": str(DUE_MS), "REAL_TOPIC": "Orders", "UNIQ_KEY": "7F"}),
+)
+
+
+def put_timed_message(path: Path, at: int, size: int, file_bytes: int) -> None:
+    """What a broker keeps of a record that is on its way into the timer wheel."""
     queue = path / "consumequeue" / TIMER_TOPIC / "0"
     queue.mkdir(parents=True)
-    (queue / FIRST).write_bytes(Unit(at, len(log.records[at]), 0).pack().ljust(200, b"\0"))
-    (path / "config").mkdir()
-    (path / "config" / "timercheck").write_bytes(TimerCheck(due_ms - 1000, 0, 0, 0, 0, 0, 0).pack().ljust(4096, b"\0"))
+    (queue / FIRST).write_bytes(Unit(at, size, 0).pack().ljust(file_bytes, b"\0"))
+    (path / "config").mkdir(exist_ok=True)
+    (path / "config" / "timercheck").write_bytes(TimerCheck(DUE_MS - 1000, 0, 0, 0, 0, 0, 0).pack().ljust(4096, b"\0"))
+
+
+def assert_left_to_its_broker(path: Path) -> None:
     before = on_disk(path)
     with pytest.raises(
         StoreError, match=r"1 messages wait in the timer wheel, the last until 2030-03-17.*dump .* timers"
     ):
         take_over(path)
     assert on_disk(path) == before
+
+
+def test_messages_in_the_timer_wheel_are_left_to_their_broker(tmp_path: Path) -> None:
+    """Taken over, the store kept them, and nobody delivered them when they were due."""
+    log = Log(4096)
+    at = log.append(TIMED)
+    log.write(tmp_path / "store")
+    put_timed_message(tmp_path / "store", at, len(log.records[at]), 200)
+    assert_left_to_its_broker(tmp_path / "store")
+
+
+def test_a_store_of_ours_with_which_a_broker_went_on_is_no_exception(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with broker.open(path, transactions="half-op") as store:
+        store.append(broker.Message("Orders", b"now"))
+    at = crash.survey(path).tail.end
+    raw = TIMED.at(at, 1 << 40)
+    with (path / "commitlog" / FIRST).open("r+b") as segment:
+        segment.seek(at)
+        segment.write(raw)
+    put_timed_message(path, at, len(raw), (path / "consumequeue" / "Orders" / "0" / FIRST).stat().st_size)
+    assert_left_to_its_broker(path)
 
 
 def test_what_was_popped_and_is_not_acknowledged_is_left_to_its_broker(
