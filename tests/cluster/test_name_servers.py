@@ -11,8 +11,10 @@ import pytest
 import broker
 from broker.cluster.live_cluster import connect
 from broker.cluster.network import route_table
+from broker.remoting.codes import RequestCode, ResponseCode
 from tests.backends.clusters import Connected
 from tests.cluster.network import NameServer, Proxy
+from tests.server.wire_client import WireClient
 
 
 @dataclass
@@ -55,7 +57,8 @@ def test_a_name_server_that_was_just_started_keeps_no_message_back(named: Named)
         named.name_server.brokers = {}
         assert named.send() == "broker-a"
         assert [consumer.receive(10.0) is not None for _ in range(2)] == [True, True]
-    assert named.client.topic("carts") is None  # its own answer
+    assert named.client.topic("carts") is None  # its own answer, which changes nothing for who sends
+    assert named.send() == "broker-a"
 
 
 def test_a_topic_that_no_name_server_and_no_broker_has_is_gone(named: Named) -> None:
@@ -64,6 +67,18 @@ def test_a_topic_that_no_name_server_and_no_broker_has_is_gone(named: Named) -> 
     named.client._loop.run(_expired(named.client))
     with pytest.raises(broker.ClusterError, match="has the topic carts: make it"):
         named.send()
+
+
+def test_a_transactional_producer_makes_a_topic_again_that_was_deleted(served: Connected) -> None:
+    producer = served.client.producer("shop", topics=["orders"], resolver=lambda _: None)
+    transaction = producer.begin_transaction()
+    producer.send(broker.Message("orders", b"lamp"), transaction)
+    transaction.rollback()
+    with WireClient(served.proxy.target) as operator:
+        assert operator.request(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "orders"}).code == ResponseCode.SUCCESS
+    assert served.client.topic("orders") is None
+    served.client.producer("shop", topics=["orders"], resolver=lambda _: None)
+    assert served.client.topic("orders") is not None
 
 
 async def _expired(client: broker.LiveCluster) -> None:

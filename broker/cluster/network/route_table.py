@@ -39,8 +39,8 @@ class RouteTable:
         """Where a topic is; None where it is nowhere. An old route stays while no name server answers.
 
         It also stays where a name server does not know the topic, until nothing of it can be reached: one that was just
-        started knows nothing yet. With a `max_age_s` of 0 only the answer counts. Raises ClusterError when none answers
-        and there is no old route.
+        started knows nothing yet. With a `max_age_s` of 0 the answer is what it says now. Raises ClusterError when none
+        answers and there is no old route.
         """
         now_s = asyncio.get_running_loop().time()
         held = self._routes.get(topic)
@@ -60,19 +60,20 @@ class RouteTable:
             self._again_s = asyncio.get_running_loop().time() + _AGAIN_S
             return held[1]
         if answer.code == ResponseCode.TOPIC_NOT_EXIST:
-            return self._unknown(topic, now_s, is_final=max_age_s == 0)
+            kept = self._kept(topic, now_s)
+            return None if max_age_s == 0 else kept
         found = decode_route(checked(answer, RequestCode.GET_ROUTEINFO_BY_TOPIC, "the name server").body)
         self._routes[topic] = (now_s, found)
         self._collect()
         return found
 
-    def _unknown(self, topic: str, now_s: float, *, is_final: bool) -> TopicRoute | None:
-        """What counts for a topic that a name server does not know.
+    def _kept(self, topic: str, now_s: float) -> TopicRoute | None:
+        """The old route of a topic that a name server does not know; forgotten where nothing was reached by it.
 
-        RocketMQ: MQClientInstance.updateTopicRouteInfoFromNameServer keeps the old route without end (5.3.3).
+        RocketMQ: MQClientInstance.updateTopicRouteInfoFromNameServer keeps it without end (5.3.3).
         """
         held = self._routes.get(topic)
-        if held is not None and held[0] > -math.inf and not is_final:
+        if held is not None and held[0] > -math.inf:
             self._routes[topic] = (now_s, held[1])
             return held[1]
         self._routes.pop(topic, None)

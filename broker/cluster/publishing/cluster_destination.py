@@ -91,7 +91,7 @@ class ClusterDestination(Destination):
     async def _make(self, topic: str) -> None:
         """See that a topic is there, or that its first message makes it. Raises TransactionError."""
         routes = self._client.routes
-        if await routes.route(topic) is not None:
+        if await routes.route(topic, max_age_s=0.0) is not None:  # not one that was deleted, whose route is kept
             return
         try:
             await TopicAdmin(self._client).create(topic, message_type="TRANSACTION")
