@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,22 +23,15 @@ from broker.cluster.network.settings import ClientSettings, parse_url
 from broker.cluster.publishing.sending import Placed
 from broker.database.ledger_binding import LEDGER_BINDING
 from broker.errors import ClusterError, StoreError, StoreLocked
-from broker.format import properties as names
-from broker.format.commitlog import make_record
-from broker.format.sysflag import COMPRESSED, TransactionType
-from broker.message import ReceivedMessage
 from broker.remoting.bodies import MessageQueue
-from broker.store.write.pending_record import LOCAL_HOST
 from broker.transaction.events import BY, WHY
 from recovery.answering.group_answering import answering, bind
 from recovery.moving import sending
 from recovery.moving.catalog import MoveCatalog, QueueProgress
-from recovery.moving.conversion import ORIGIN, BrokerAbility, CarriedMessage, carried, difference, due_of, origin_of
+from recovery.moving.conversion import ORIGIN, CarriedMessage
 from recovery.moving.mover import move, plan_move
-from recovery.moving.read_back import GroupPlaces
 from recovery.moving.report import MoveReport
 from recovery.moving.target import MoveTarget
-from recovery.views.history_half_op import prepared
 from tests.cli.command import command
 from tests.cluster.waiting import awaited
 from tests.moving.shops import GROUP, TOPIC, Shop, filled
@@ -288,7 +280,6 @@ def test_what_is_there_twice_or_changed_or_missing_is_a_finding(
     shop: Shop, there: tuple[broker.LiveStore, broker.Server], engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A broker that does so: the positions stay as they are, and the store is not marked as moved."""
-    from dataclasses import replace
 
     send = MoveTarget.send
 
@@ -352,55 +343,3 @@ def test_a_message_that_cannot_be_carried_is_said_first(
     with pytest.raises(StoreError, match="nothing was moved: the message at"):
         move(path, settings(there[1]))
     broker.open(path).close()  # nothing was begun
-
-
-def test_groups_go_on_before_what_they_have_not_had() -> None:
-    places = GroupPlaces({"all": 9, "none": 0, "some": 5})
-    for target_offset, queue_offset in ((20, 3), (21, 5), (22, 6)):
-        places.see(target_offset, queue_offset)
-    assert places.finish(23) == {"all": 23, "none": 20, "some": 21}
-    places = GroupPlaces({"all": 9, "some": 5})
-    for target_offset, queue_offset in ((20, 3), (21, None), (22, 5)):  # another's message, which nobody had
-        places.see(target_offset, queue_offset)
-    assert places.finish(23) == {"all": 21, "some": 21}
-
-
-def test_a_delay_is_kept_or_longer_and_never_shorter() -> None:
-    levels = (1000, 5000, 60_000)
-    old, new = BrokerAbility(407, levels), BrokerAbility(479, levels)
-    assert old.delay_of(5_000, 10_000) == new.delay_of(5_000, 10_000) == {}
-    assert old.delay_of(15_001, 10_000) == {names.DELAY: "3"}
-    assert new.delay_of(15_001, 10_000) == {names.TIMER_DELIVER_MS: "15001"}
-    with pytest.raises(StoreError, match="at most"):
-        old.delay_of(70_001, 10_000)
-
-
-@pytest.mark.parametrize(("text", "offset"), [("s:7", 7), ("s:" + "9" * 5000, None), ("s:\u0665", None), ("t:7", None)])
-def test_an_origin_that_is_no_offset_is_none(text: str, offset: int | None) -> None:
-    """A client of the cluster may state any text."""
-    message = SimpleNamespace(properties={ORIGIN: text})
-    assert origin_of(message, "s") == offset  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("text", ["9" * 5000, "\u0665", "soon"])
-def test_a_time_of_delivery_that_is_not_a_number_is_that_of_its_level(text: str) -> None:
-    """A client may state any text."""
-    said = names.encode({names.TIMER_OUT_MS: text})
-    record = make_record(
-        "SCHEDULE_TOPIC_XXXX", b"x", said, born_host=LOCAL_HOST, store_host=LOCAL_HOST, born_timestamp_ms=1,
-        store_timestamp_ms=7, queue_id=1,
-    )  # fmt: skip
-    assert due_of(record, [1000, 5000]) == 7 + 5000
-
-
-def test_a_body_that_only_begins_as_a_compressed_one_is_carried_and_told_as_it_is() -> None:
-    """Its consumers get it so, before the move and behind it."""
-    record = make_record(
-        TOPIC, b"x\x9cnot zlib's", born_host=LOCAL_HOST, store_host=LOCAL_HOST, born_timestamp_ms=1,
-        store_timestamp_ms=7, sys_flag=COMPRESSED | TransactionType.PREPARED,
-    )  # fmt: skip
-    sent = carried(record, "here")
-    assert (sent.body, sent.plain_body) == (record.body, record.body)
-    found = ReceivedMessage.of(replace(record, properties=names.encode(dict(sent.properties))))
-    assert difference(sent, found) == ""
-    assert prepared(record)["bytes"] == len(record.body)
