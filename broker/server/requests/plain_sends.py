@@ -65,7 +65,8 @@ def read_common(context: ServerContext, request: Request) -> CommonSend | None:
     """None for a message that is not of the common kind."""
     command = request.command
     read = _read(command.ext, _UNCOMMON, sends.added(context)) if _read is not None else None
-    if read is None or not 0 < len(command.body) <= MESSAGE_SIZE_MAX:
+    is_batch = command.ext.get("m", "false") != "false"
+    if read is None or is_batch or not 0 < len(command.body) <= MESSAGE_SIZE_MAX:
         return None
     common = CommonSend(*read)
     config = context.store.topic(common.topic) if _is_common(common.topic) else None

@@ -92,8 +92,10 @@ class _Incoming(NamedTuple):
 
 
 def send_message(context: ServerContext, request: Request) -> Stored:
-    """SEND_MESSAGE and its V2."""
+    """SEND_MESSAGE and its V2; a batch where the header says so. RocketMQ: SendMessageProcessor (5.3.3)."""
     store, header = context.store, header_of(request)
+    if header.batch:
+        return send_batch(context, request)
     append, prepare = partial(store.append, wait=False), partial(store.transactions.prepare, wait=False)
     return cast("Stored", _send(context, request, header, append, prepare))
 
@@ -101,7 +103,7 @@ def send_message(context: ServerContext, request: Request) -> Stored:
 def send_at_once(context: ServerContext, request: Request) -> Stored | None:
     """The same for the event loop, which waits for no lock; None where the thread of the store is to do it."""
     store, header = context.store, header_of(request)
-    if header.topic.startswith(RETRY_PREFIX) or not store.topics_are_current():
+    if header.batch or header.topic.startswith(RETRY_PREFIX) or not store.topics_are_current():
         return None
     if store.topic(header.topic) is None:  # it may have to be made
         return None
