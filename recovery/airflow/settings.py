@@ -21,7 +21,7 @@ import os
 import re
 import tempfile
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from itertools import chain, count
 from typing import Any
@@ -158,6 +158,13 @@ def configured() -> StoreList:
     if text != setting:  # a file
         _keep(copy, f"{setting}\n{text}")
     return _with_known_executors(read)
+
+
+def in_one_directory(stores: Sequence[StoreSettings]) -> list[tuple[str, str]]:
+    """(store, earlier store) of one path: mostly a table that was copied, whose own store nobody looks after."""
+    first: dict[str, str] = {}
+    pairs = [(store.name, first.setdefault(os.path.normpath(store.path), store.name)) for store in stores if store.path]
+    return [(name, earlier) for name, earlier in pairs if name != earlier]
 
 
 def _with_known_executors(found: StoreList) -> StoreList:

@@ -28,8 +28,10 @@ def test_each_thing_that_is_wrong_has_a_next_step(looked_after: Callable[..., No
         shop={"path": shop(tmp_path / "shop", orders=3), "resolver": ANSWERS, "pool": "nobody_made_it"},
         gone={"path": tmp_path / "gone"},
         typo={"path": "/x", "ask": "true"},
+        copied={"path": f"{tmp_path}/gone/"},
     )
     found = list(examine(run_s=0))
+    assert "copied: its path is that of gone" in [one.what for one in found]
     assert all(one.next_step for one in found if one.state != OK)
     wrong = " | ".join(one.what for one in found if one.state == WRONG)
     for text in ("ask cannot be 'true'", "scheduler: has no heartbeat", "pool nobody_made_it", "no such directory"):

@@ -89,6 +89,9 @@ def test_a_file_of_stores(store: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert f"{file} cannot be read: its values are nested too deeply" in ran.err
     file.write_text(f"\ufeff[stores.shop]\npath = '{store}'\n")
     assert "cannot be read" not in command(capsys, "settings", "--check", file).err
+    file.write_text("[stores.shop]\npath = '/srv/shop'\n[stores.billing]\npath = '/srv/shop/'\n")
+    ran = command(capsys, "settings", "--check", file)
+    assert (ran.code, "warn   billing: its path is that of shop" in ran.out) == (0, True), ran.out
 
 
 def test_a_copy_that_is_there_gives_up_as_well(

@@ -26,7 +26,7 @@ from broker.store.disk.paths import Paths
 from recovery.airflow.hook import CheckbackHook, http_address, spark_connection, with_secrets
 from recovery.airflow.operating.sight import why_not_seen
 from recovery.airflow.operating.standing import standing_of
-from recovery.airflow.settings import WHOLE_FILE, StoreList, StoreSettings, configured
+from recovery.airflow.settings import WHOLE_FILE, StoreList, StoreSettings, configured, in_one_directory
 from recovery.airflow.versions import AirflowException, BaseHook, check_version, conf
 
 OK, WARN, WRONG = "ok", "warn", "wrong"
@@ -91,6 +91,8 @@ def _settings(stores: Sequence[StoreSettings], broken: Sequence[Any]) -> Iterato
     for one in broken:
         step = "correct it; `checkback settings --check FILE` checks the file before it is installed"
         yield Examined(WRONG, f"{'the file' if one.name == WHOLE_FILE else one.name}: {one.why}", step)
+    for name, earlier in in_one_directory(stores):
+        yield Examined(WARN, f"{name}: its path is that of {earlier}", "give it the path of its own store")
     shown = "JSON" if where.startswith("{") else where
     yield Examined(OK if stores else WARN, f"settings: {shown}, {len(stores)} stores")
     if _BUNDLE not in (conf.get("dag_processor", "dag_bundle_config_list", fallback="") or ""):

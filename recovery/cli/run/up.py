@@ -135,7 +135,7 @@ def settings(
 
     A mistake in one table leaves that store out; the others are looked after.
     """
-    from recovery.airflow.settings import read_stores
+    from recovery.airflow.settings import in_one_directory, read_stores
 
     if not check.strip():  # an empty variable of a shell, say
         raise BadParameter("--check needs the file of the stores, or its JSON")
@@ -146,6 +146,8 @@ def settings(
     else:
         for store in found.stores:
             show_now(f"ok     {store.name}: {store.path or f'connection {store.connection}'}")
+        for name, earlier in in_one_directory(found.stores):
+            show_now(f"warn   {name}: its path is that of {earlier}, so both are about one store")
         for wrong in found.broken:
             show_now(f"wrong  {wrong.name}: {wrong.why}")
         if not (found.stores or found.broken):
