@@ -8,6 +8,7 @@ The program for spark-submit is `recovery.cli.spark_job`.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
@@ -35,7 +36,7 @@ _ROWS_AT_ONCE = 1 << 14
 
 def transactions(
     spark: SparkSession,
-    path: str,
+    path: str | os.PathLike[str],
     *,
     split_bytes: int = SPLIT_BYTES,
     crc: bool = False,
@@ -50,7 +51,9 @@ def transactions(
     """
     ship(spark)
     executor = SparkExecutor(spark)
-    inspected = inspect_log(executor, StoreLocation(path).log(), split_bytes=split_bytes, crc=crc, strings=True)
+    inspected = inspect_log(
+        executor, StoreLocation(os.fspath(path)).log(), split_bytes=split_bytes, crc=crc, strings=True
+    )
     blocks = executor.blocks(inspected.context(with_rows=True, now_ms=_now_ms(now_ms)), inspected)
 
     def unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -67,8 +70,8 @@ def _now_ms(given: int | None) -> int:
 
 def write_transactions(
     spark: SparkSession,
-    path: str,
-    out: str,
+    path: str | os.PathLike[str],
+    out: str | os.PathLike[str],
     *,
     split_bytes: int = SPLIT_BYTES,
     crc: bool = True,
@@ -83,6 +86,7 @@ def write_transactions(
     or lies in a store.
     """
     ship(spark)
+    path, out = os.fspath(path), os.fspath(out)
     log = StoreLocation(path).log()
     with watched(spark, progress, log.bytes):
         return write_transaction_files(

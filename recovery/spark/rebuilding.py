@@ -10,6 +10,7 @@ meanwhile it takes itself, under the append lock, as `recovery.rebuild.rebuilder
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -81,7 +82,7 @@ def _silent(_done: int, _total: int) -> None:
 
 def rebuild(
     spark: SparkSession,
-    path: str,
+    path: str | os.PathLike[str],
     *,
     apply: bool = False,
     broker_is_stopped: bool = False,
@@ -95,6 +96,7 @@ def rebuild(
     (TMPDIR), which all executors must see. Raises StoreError besides for a path that is not on a mounted file system,
     and when an executor cannot write; ValueError for smaller splits.
     """
+    path = os.fspath(path)
     if not StoreLocation(path).is_local:
         text = f"{path}: a rebuild exchanges directories, so it needs a mounted file system. Give the path where it is"
         raise StoreError(f"{text} mounted", path=path)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from recovery.spark.options import NAME, spark_schema
+from recovery.spark.options import NAME, settings_of, spark_schema
 from recovery.spark.shipping import ship
 from recovery.spark.source import CommitLogSource
 
@@ -21,39 +22,50 @@ def register(spark: SparkSession) -> None:
     spark.dataSource.register(CommitLogSource)
 
 
-def scan(spark: SparkSession, path: str, *, columns: Sequence[str] | None = None, **options: Any) -> DataFrame:
+def scan(
+    spark: SparkSession, path: str | os.PathLike[str], *, columns: Sequence[str] | None = None, **options: Any
+) -> DataFrame:
     """The records of a store as a table with these columns (None: all); options are those of docs/spark.md.
 
     Filters on offsets, times, topics and kinds are asked where the records are read, if the session's setting
-    spark.sql.python.filterPushdown.enabled is true (`session` sets it). Raises BadOption for a column there is not.
-    Other options and the path are looked at by Spark, whose exception then names BadOption or NotAStore.
+    spark.sql.python.filterPushdown.enabled is true (`session` sets it). Raises BadOption for a column or an option
+    there is not, NotAStore for a wrong path.
     """
+    schema, texts = spark_schema(columns), _checked(path, options)
     register(spark)
     pushdown = str(spark.conf.get(_PUSHDOWN, "false")).lower()
-    reader = spark.read.format(NAME).schema(spark_schema(columns)).option("pushdown", pushdown)
-    return reader.options(**{name: _text(value) for name, value in options.items()}).load(path)
+    reader = spark.read.format(NAME).schema(schema).option("pushdown", pushdown)
+    return reader.options(**texts).load(os.fspath(path))
 
 
-def findings(spark: SparkSession, path: str, *, crc: bool = True, **options: Any) -> DataFrame:
+def findings(spark: SparkSession, path: str | os.PathLike[str], *, crc: bool = True, **options: Any) -> DataFrame:
     """What is wrong with the CommitLog alone, a row each; with `crc` the CRCs are compared, too.
 
     Columns: kind (string), commitlog_offset (bigint), size in bytes (bigint), file (string), text (string). Errors as
     of `scan`.
     """
+    texts = _checked(path, {**options, "table": "findings", "crc": crc})
     register(spark)
-    reader = spark.read.format(NAME).option("table", "findings").option("crc", _text(crc))
-    return reader.options(**{name: _text(value) for name, value in options.items()}).load(path)
+    return spark.read.format(NAME).options(**texts).load(os.fspath(path))
 
 
-def stream(spark: SparkSession, path: str, *, columns: Sequence[str] | None = None, **options: Any) -> DataFrame:
+def stream(
+    spark: SparkSession, path: str | os.PathLike[str], *, columns: Sequence[str] | None = None, **options: Any
+) -> DataFrame:
     """A stream of the records that are appended to a store, from its beginning or from the option `startOffset`.
 
     That is a CommitLog offset. Columns, options and errors as of `scan`.
     """
+    schema, texts = spark_schema(columns), _checked(path, options)
     register(spark)
-    reader = spark.readStream.format(NAME).schema(spark_schema(columns))
-    return reader.options(**{name: _text(value) for name, value in options.items()}).load(path)
+    return spark.readStream.format(NAME).schema(schema).options(**texts).load(os.fspath(path))
 
 
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _checked(path: str | os.PathLike[str], options: Mapping[str, Any]) -> dict[str, str]:
+    """The options as Spark takes them. Raises BadOption and NotAStore.
+
+    Spark would raise them, too, in the traceback of a Python process of its own.
+    """
+    texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
+    settings_of({**texts, "path": os.fspath(path)}).place.files()
+    return texts

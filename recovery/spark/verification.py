@@ -7,6 +7,7 @@ As in:
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from broker.store.recover.watermark import Watermark
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 def verify(
     spark: SparkSession,
-    path: str,
+    path: str | os.PathLike[str],
     *,
     split_bytes: int = SPLIT_BYTES,
     progress: Progress | None = None,
@@ -37,7 +38,7 @@ def verify(
     Raises NotAStore, StoreError for files that cannot be read, ValueError for smaller splits.
     """
     ship(spark)
-    location = StoreLocation(path)
+    location = StoreLocation(os.fspath(path))
     location.files()  # a wrong path is reported before the watermark is looked for
 
     def verify_up_to(mark: Watermark | None) -> Report:

@@ -71,7 +71,7 @@ def test_transactions(spark: SparkSession, golden: Callable[[str], Path], name: 
 
 def test_parquet_with_a_manifest(spark: SparkSession, golden: Callable[[str], Path], tmp_path: Path) -> None:
     """The files hold every transaction, and the manifest the digest of the local engine; nothing is overwritten."""
-    path, out = str(golden("rocketmq-5.3.3-clean")), str(tmp_path / "out")
+    path, out = golden("rocketmq-5.3.3-clean"), tmp_path / "out"
     seen: list[tuple[int, int]] = []
     written = write_transactions(spark, path, out, progress=lambda done, total: seen.append((done, total)))
     assert seen == sorted(seen)
@@ -79,7 +79,7 @@ def test_parquet_with_a_manifest(spark: SparkSession, golden: Callable[[str], Pa
     report = local_verify(path)
     assert (written.digest, written.transactions) == (report.digest, report.transactions)
     assert (written.records, written.bytes, written.end_offset) == (report.records, report.bytes, report.end_offset)
-    assert spark.read.parquet(out).count() == report.transactions["total"]
+    assert spark.read.parquet(str(out)).count() == report.transactions["total"]
     assert json.loads((tmp_path / "out" / "_checkback.json").read_text())["digest"] == report.digest
     with pytest.raises(StoreError, match="is there already"):
         write_transactions(spark, path, out)

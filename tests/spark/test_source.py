@@ -14,7 +14,7 @@ import pytest
 import broker
 from broker.errors import NotAStore
 from recovery.scan import scan as local_scan
-from recovery.spark import findings, register, scan
+from recovery.spark import findings, register, scan, stream
 from recovery.spark.options import NAME, OPTIONS, settings_of, spark_schema
 from recovery.spark.selection import BadOption
 from tests.scan.logs import Chunk, Log, Wanted
@@ -151,12 +151,25 @@ def test_segments_that_go_while_the_query_runs(spark: SparkSession, tmp_path: Pa
     assert found == set(offsets) - lost
 
 
-def test_mistakes_are_said_on_the_driver(spark: SparkSession, tmp_path: Path) -> None:
-    """A wrong path, a column there is not: one sentence, before any task starts."""
-    with pytest.raises(BadOption, match="no column colour; it has"):
-        scan(spark, str(tmp_path), columns=["colour"])
+@pytest.mark.parametrize("door", [scan, findings, stream])
+def test_mistakes_are_said_on_the_driver(door: Any, tmp_path: Path) -> None:
+    """A wrong path, an option, a column there is not: one sentence, before Spark is asked for anything."""
+    no_spark = None
+    with pytest.raises(NotAStore, match="holds no commitlog"):
+        door(no_spark, tmp_path)
+    with pytest.raises(NotAStore, match="there is no such directory"):
+        door(no_spark, str(tmp_path / "nowhere"))
+    with pytest.raises(BadOption, match="no option colour; it has"):
+        door(no_spark, tmp_path, colour="red")
+    if door is not findings:
+        with pytest.raises(BadOption, match="no column colour; it has"):
+            door(no_spark, tmp_path, columns=["colour"])
+
+
+def test_a_wrong_path_of_sparks_own_reader_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    register(spark)
     with pytest.raises(Exception, match="holds no commitlog"):
-        scan(spark, str(tmp_path)).count()
+        spark.read.format(NAME).load(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -202,7 +215,7 @@ def test_where_nothing_can_be_wanted_there_is_no_row(spark: SparkSession, golden
 def test_a_store_without_records_has_no_rows(spark: SparkSession, tmp_path: Path) -> None:
     """One that was made a moment ago."""
     broker.open(tmp_path / "new.store", layout=broker.StoreLayout.small()).close()
-    assert scan(spark, str(tmp_path / "new.store"), columns=["kind"]).count() == 0
+    assert scan(spark, tmp_path / "new.store", columns=["kind"]).count() == 0
     assert findings(spark, str(tmp_path / "new.store")).count() == 0
 
 
