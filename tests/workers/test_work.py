@@ -160,14 +160,28 @@ def test_a_thread_that_ends_ends_the_process(shop: str, capsys: pytest.CaptureFi
     assert "a worker thread ended: SystemExit: the handler ends the process" in ran.err
 
 
-def test_sigterm_finishes_what_runs_and_gives_the_rest_back(shop: str, tmp_path: Path) -> None:
-    place(shop, "slow", "slow", "slow")
-    line = [sys.executable, "-m", "recovery.cli", "work", f"{shop}:app", "--group", "billing"]
-    worker = subprocess.Popen(line, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE)
-    until((tmp_path / "begun").exists, 60)
+def terminated(shop: str, directory: Path, *options: str) -> tuple[int, str]:
+    """Exit code and standard error of a process that gets a SIGTERM when its first handler has begun."""
+    line = [sys.executable, "-m", "recovery.cli", "work", f"{shop}:app", "--group", "billing", *options]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    worker = subprocess.Popen(line, cwd=directory, env=environment, stderr=subprocess.PIPE, text=True)
+    until((directory / "begun").exists, 60)
     worker.send_signal(signal.SIGTERM)
     _, said = worker.communicate(timeout=60)
-    assert worker.returncode == 0, said
+    return worker.returncode, said
+
+
+def test_what_is_not_finished_in_time_is_said(shop: str, tmp_path: Path) -> None:
+    place(shop, "slow")
+    code, said = terminated(shop, tmp_path, "--grace", "10ms")
+    assert code == 1
+    assert "did not finish what it had in process: that is delivered again. See --grace" in said
+
+
+def test_sigterm_finishes_what_runs_and_gives_the_rest_back(shop: str, tmp_path: Path) -> None:
+    place(shop, "slow", "slow", "slow")
+    code, said = terminated(shop, tmp_path)
+    assert code == 0, said
     done = len(charges(tmp_path))
     assert 1 <= done <= 2
     with broker.open(tmp_path / "shop.store") as store, store.consumer("billing", "orders") as consumer:

@@ -141,6 +141,8 @@ def _work(
     finally:
         if shared is not None:
             shared.publish(None)
+    if not finished:
+        warn(f"process {os.getpid()} did not finish what it had in process: that is delivered again. See --grace")
     if file is not None:
         file.remove()
     return finished
