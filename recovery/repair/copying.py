@@ -23,6 +23,7 @@ from typing import Any
 
 from broker.errors import NotAStore, StoreError, StoreLocked
 from broker.store.disk.files import Disk, Entry, Missing
+from broker.store.disk.opening import check_no_link
 from broker.store.disk.os_errors import not_written
 from broker.store.disk.paths import Paths
 from broker.store.disk.store_lock import is_held
@@ -96,7 +97,9 @@ def copy_store(
     unfinished = f"{target}{_UNFINISHED}"
     work = _Copy(disk, source, unfinished, link=link, with_ledgers=with_ledgers, progress=progress)
     try:
-        os.mkdir(unfinished)  # of two copies to one place at once, one: the other removes nothing
+        # Of two copies to one place at once, one: the other removes nothing. Who may not look into the store may not
+        # look into its copy.
+        os.mkdir(unfinished, 0o700 | os.stat(source).st_mode & 0o777)
     except OSError as error:
         raise not_written(error, unfinished) from error
     try:
@@ -212,7 +215,7 @@ class _Copy:
     def _copy(self, entry: Entry, target: str) -> None:
         """The bytes of a file, its holes left out."""
         try:
-            file = self._disk.open_read(entry.path)
+            file = self._disk.open_to_copy(entry.path)
         except Missing:
             return
         with open(target, "xb", buffering=0) as copy:
@@ -228,6 +231,7 @@ class _Copy:
         catalog = Paths(self._source).catalog
         if self._disk.entry(catalog) is None:
             return
+        check_no_link(catalog)
         try:
             with (
                 closing(connect_to_read(catalog)) as before,

@@ -127,6 +127,7 @@ def salvage(
     unfinished = f"{out_path}{_UNFINISHED}"
     try:
         os.makedirs(os.path.join(unfinished, "commitlog"))
+        os.chmod(unfinished, os.stat(unfinished).st_mode & (0o700 | os.stat(files.path).st_mode))  # as readers
     except FileExistsError:
         text = f"{unfinished} is left of a killed salvage, or one is running. Remove it, or give another directory"
         raise StoreError(text, path=unfinished) from None

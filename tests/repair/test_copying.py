@@ -19,6 +19,7 @@ from broker.errors import NotUnderstood, StoreError
 from broker.store.read.layout import StoreLayout
 from recovery.repair.copying import copy_store
 from recovery.repair.replaying import REPLAY_OF, plan_replay, replay
+from recovery.repair.salvage import salvage
 from recovery.transactions.in_doubt import Pending
 from recovery.verify.verifier import verify
 from recovery.views.messages.export import export
@@ -103,6 +104,19 @@ def test_a_copy_does_not_know_the_ledgers(tmp_path: Path) -> None:
     assert not (tmp_path / "copy" / "checkback" / "ledgers").exists()
     copy_store(str(path), str(tmp_path / "moved"), with_ledgers=True)
     assert (tmp_path / "moved" / "checkback" / "ledgers" / "one.json").exists()
+
+
+@pytest.mark.parametrize("copies", [copy_store, salvage])
+def test_who_may_not_look_into_the_store_may_not_look_into_its_copy(
+    tmp_path: Path, copies: Callable[[str, str], object]
+) -> None:
+    """A store that was closed to others was copied into a directory that all may read."""
+    source, target = tmp_path / "store", tmp_path / "copy"
+    with broker.open(source, layout=SMALL) as store:
+        store.append(broker.Message("orders", b"1"))
+    source.chmod(0o700)
+    copies(str(source), str(target))
+    assert target.stat().st_mode & 0o777 == 0o700
 
 
 def test_what_cannot_be_copied_is_refused_before_anything_is_made(

@@ -1,4 +1,4 @@
-"""Links that the owner of a store put into it: root does not write where they lead."""
+"""Links that the owner of a store put into it: root does not write where they lead, and copies nothing from there."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from broker.store.disk.opening import give_directory
 from broker.testing.crash_disk import SMALL
 from recovery.checkback.catalog import Catalog
 from recovery.jobs.setup import keep_report
+from recovery.repair.copying import copy_store
 
 NOBODY, ANOTHER = 65534, 65533
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may write where other users may not")
@@ -77,6 +78,17 @@ def test_a_report_is_not_written_over_what_a_link_leads_to(path: Path, caplog: p
     assert keep_report(str(path), "verify-2.json", {"ok": True}) is None
     assert precious.read_bytes() == b"precious"
     assert "symbolic link" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["config/note", "checkback/catalog.db", "old"])
+def test_root_copies_no_file_that_a_link_leads_to(path: Path, name: str) -> None:
+    """A copy that all may read had what root alone may read."""
+    secret = path.parent / "root" / "secret"
+    secret.write_bytes(b"secret")
+    plant(path / name, secret.parent if name == "old" else secret)
+    with pytest.raises(StoreError, match="symbolic link"):
+        copy_store(str(path), str(path.parent / "copy"))
+    assert sorted(one.name for one in path.parent.iterdir()) == ["root", "shop.store"]
 
 
 def test_a_directory_that_a_link_leads_to_is_not_given_away(path: Path) -> None:

@@ -98,6 +98,13 @@ class Disk(Calls):
         except (OSError, ValueError) as error:
             raise explained(error, path) from error
 
+    def open_to_copy(self, path: str) -> ReadFile:
+        """The same; raises StoreError for a link through which root would copy a file that is not its maker's."""
+        try:
+            return ReadFile(path, opened(path, _READ_ONLY, is_copied=True))
+        except (OSError, ValueError) as error:
+            raise explained(error, path) from error
+
     def read(self, path: str) -> bytes:
         """A whole small file. Raises Missing when it is not there."""
         file, parts, at = self.open_read(path), [], 0

@@ -28,9 +28,12 @@ _STEP = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC  # O_
 _LINKS_MAX = 40  # of root, one behind the other; as of the system's own
 
 
-def opened(path: str, flags: int) -> int:
-    """`os.open`; a file that is made by it belongs to the owner of its directory. Raises OSError, StoreError."""
-    if os.geteuid() != 0 or not flags & _WRITES:
+def opened(path: str, flags: int, *, is_copied: bool = False) -> int:
+    """`os.open`; a file that is made by it belongs to the owner of its directory. Raises OSError, StoreError.
+
+    Root follows no link of another user's where it writes, nor where it makes what it reads known: `is_copied`.
+    """
+    if os.geteuid() != 0 or not (is_copied or flags & _WRITES):
         return _not_a_stream(os.open(path, flags | os.O_CLOEXEC, 0o666))
     with _above(path) as (name, above):
         if flags & os.O_CREAT:
