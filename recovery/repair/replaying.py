@@ -22,6 +22,7 @@ from typing import Any
 
 import broker
 from broker.errors import MessageRejected, StoreError, StoreLocked
+from broker.store.disk.opening import new_text
 from broker.store.disk.os_errors import explained, not_written
 from recovery.interrupts import interrupts_later
 from recovery.views.messages.export import exported
@@ -148,7 +149,7 @@ class _ReplayNotes:
         """Raises StoreError, StoreFull."""
         beside = f"{_notes(self._file)}.new"
         try:
-            with open(beside, "w", encoding="utf-8") as notes:
+            with new_text(beside) as notes:
                 json.dump({**self._about, "done": done}, notes)
                 notes.flush()
                 os.fsync(notes.fileno())

@@ -11,6 +11,7 @@ import os
 import time
 
 from broker.errors import BrokerError
+from broker.store.disk.opening import new_text
 
 
 class LivenessFile:
@@ -34,7 +35,7 @@ class LivenessFile:
     def _write(self, state: dict[str, object]) -> None:
         text = json.dumps({"pid": os.getpid(), "time_ms": time.time_ns() // 1_000_000, **state})
         temporary = f"{self.path}.{os.getpid()}"
-        with open(temporary, "w", encoding="utf-8") as file:
+        with new_text(temporary) as file:
             file.write(text + "\n")
         os.replace(temporary, self.path)
         self._written_s = time.monotonic()

@@ -11,6 +11,10 @@ from pathlib import Path
 import pytest
 
 import broker
+from recovery.repair.replaying import replay
+from recovery.views.messages.export import export
+from recovery.views.messages.find import Query
+from recovery.work.liveness import LivenessFile
 from tests.cli.command import command, process
 from tests.house.tree import ROOT
 
@@ -112,3 +116,17 @@ def test_a_page_of_a_store_whose_path_is_not_utf_8(store: Path, capsys: pytest.C
         ran = command(capsys, *words)
         assert (ran.code in (0, 1), ran.err) == (True, "")
     assert "st\\udcffore" in (store.parent / "report.html").read_text()
+
+
+def test_files_beside_the_output_follow_no_link(store: Path, tmp_path: Path) -> None:
+    """In a directory of everybody's another user may have put a link under the name: what it leads to was emptied."""
+    precious, out, notes = tmp_path / "precious", tmp_path / "out.jsonl", tmp_path / "out.jsonl.replayed.new"
+    precious.write_text("precious")
+    alive = tmp_path / "alive"
+    for name in (f"{out}.{os.getpid()}.unfinished", str(notes), f"{alive}.{os.getpid()}"):
+        Path(name).symlink_to(precious)
+    assert export(str(store), Query(topic="orders"), str(out)) > 0
+    replay(str(out), str(store))
+    LivenessFile(str(alive))
+    assert precious.read_text() == "precious"
+    assert alive.is_file()

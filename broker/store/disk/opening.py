@@ -18,6 +18,7 @@ import os
 import pwd
 import stat
 from collections.abc import Iterator
+from typing import TextIO
 
 from broker.errors import StoreError
 
@@ -67,6 +68,17 @@ def held(path: str) -> Iterator[tuple[str, int | None]]:
     else:
         with _above(path) as found:
             yield found
+
+
+def new_text(path: str) -> TextIO:
+    """A new file for text beside the one that it will replace; what a killed process left under its name goes.
+
+    No link is followed: in a directory of everybody's, such as /tmp, another user may have put one there. Raises
+    OSError.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    return open(path, "x", encoding="utf-8")
 
 
 def check_no_link(path: str) -> None:

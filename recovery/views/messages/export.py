@@ -19,6 +19,7 @@ import broker
 from broker.errors import BrokerError, StoreError
 from broker.format import properties as names
 from broker.message import ReceivedMessage
+from broker.store.disk.opening import new_text
 from broker.store.disk.os_errors import not_written
 from broker.store.read.detect import check_outside_stores
 from recovery.views.messages.find import Query, find
@@ -57,7 +58,7 @@ def export(path: str, query: Query, out: str, limit: int | None = None) -> int:
     beside = f"{out}.{os.getpid()}.unfinished"  # of two at once, each writes its own
     count = 0
     try:
-        with open(beside, "w", encoding="utf-8") as file:
+        with new_text(beside) as file:
             file.write(json.dumps({"what": _WHAT, "version": VERSION, "store": os.path.abspath(path)}) + "\n")
             for message in find(path, replace(query, is_delivered_only=True), limit):
                 file.write(json.dumps(_line(message)) + "\n")
