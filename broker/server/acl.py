@@ -186,7 +186,7 @@ def _items(text: str, path: str) -> Iterator[tuple[str, list[str], bool, bool, i
         if content.startswith("- ") and (":" not in content or "=" in content.split(":")[0]):
             if not key:
                 raise BrokerError(f"{path}, line {line}: a list without a name")
-            values.append(_plain(content[2:]))
+            values.append(_plain(content[2:], f"{path}, line {line}"))
             continue
         if key:
             yield key, values, in_accounts and key != "accounts", begins, at
@@ -199,12 +199,16 @@ def _items(text: str, path: str) -> Iterator[tuple[str, list[str], bool, bool, i
             in_accounts = key == "accounts"
         value = value.strip()
         inner = value[1:-1].split(",") if value.startswith("[") and value.endswith("]") else [value]
-        values = [_plain(one) for one in inner if one.strip()]
+        values = [_plain(one, f"{path}, line {line}") for one in inner if one.strip()]
     if key:
         yield key, values, in_accounts and key != "accounts", begins, at
 
 
-def _plain(text: str) -> str:
-    """A scalar without its quotes."""
+def _plain(text: str, where: str) -> str:
+    """A scalar without its quotes. Raises BrokerError for a quote that does not end: what follows it would be lost."""
     bare = text.strip()
-    return bare[1:-1] if len(bare) > 1 and bare[0] == bare[-1] and bare[0] in "'\"" else bare
+    if bare[0] not in "'\"":
+        return bare
+    if len(bare) == 1 or bare[0] != bare[-1]:
+        raise BrokerError(f"{where}: a quote does not end: a value holds no comma in a list, and no # behind a blank")
+    return bare[1:-1]

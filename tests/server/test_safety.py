@@ -278,12 +278,14 @@ OF_ROOT = 'secretKey: "secret-of-root"'
         ("admin: true", "admin: yes", "account 'root12': admin is true or false, not 'yes'"),
         ("admin: true", "admin: true\n    admin: false", "line 15: admin is given twice in an account"),
         (OF_ROOT, f"{OF_ROOT}\n    secretKey: another-one", "line 14: secretKey is given twice in an account"),
+        (OF_ROOT, "secretKey: 'secret #of-root'", "line 13: a quote does not end"),
+        ("audit=SUB", "'audit=SUB", "a quote does not end"),
         ("audit=SUB", "orders=SUB", "permissions for 'orders' twice"),
         ("audit=SUB", "audit*=SUB", "'audit*' is not one topic or group: the default is for all others"),
     ],
 )
 def test_what_an_acl_file_would_not_do_is_refused(old: str, new: str, sentence: str) -> None:
-    """Such an address matched none, and of two values the first one counted."""
+    """Such an address matched none, of two values the first one counted, of a secret what stood before its # did."""
     with pytest.raises(broker.BrokerError) as refused:
         AccessControl.parse(ACL.replace(old, new))
     assert sentence in str(refused.value)
