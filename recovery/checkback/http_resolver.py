@@ -3,9 +3,9 @@
     HttpResolver("http://billing/check-back", headers=read_headers(None, "/run/secrets/billing"))
 
 The states are commit, rollback, unknown and running. The whole exchange has one limit, whatever trickles in, and an
-answer has at most 64 KiB. No connection, a limit, a redirect, and the statuses 401, 403, 404, 407, 408, 429 and 500 or
-above mean that nobody could be asked: an answer comes from the application, and not from what stands before it. Any
-other answer without a state counts as unknown. Needs the extra `http`.
+answer has at most 64 KiB. No connection, a limit, a redirect, a page that is not JSON, and the statuses 401, 403, 404,
+407, 408, 429 and 500 or above mean that nobody could be asked: an answer comes from the application, and not from what
+stands before it. Any other answer without a state counts as unknown. Needs the extra `http`.
 """
 
 from __future__ import annotations
@@ -111,10 +111,14 @@ class HttpResolver:
         return self._answer_of(response.status_code, body)
 
     def _answer_of(self, status: int, body: bytes) -> Answer:
+        said: Any = None
         try:
-            outcome = meaning(str(json.loads(body)["state"]))
-        except (ValueError, KeyError, TypeError, RecursionError):
-            outcome = None
+            said = json.loads(body or b"null")
+        except (ValueError, RecursionError):
+            if status < 300:  # the application was not reached: it answers in JSON
+                text = f"{self._shown} answers {status} with what is not JSON, as a login or a proxy's page"
+                return Answer(Outcome.DOWN, text[:_WHY_SIZE])
+        outcome = meaning(str(said["state"])) if isinstance(said, dict) and "state" in said else None
         if status >= 300 or outcome is None:
             return Answer(Outcome.UNKNOWN, f"{self._shown} answers {status} without a state")
         return Answer(outcome, f"{self._shown} answered {outcome.value}")

@@ -182,8 +182,10 @@ def test_an_endpoint_is_told_what_it_is_about(question: Question) -> None:
         (200, b'{"state": "unknown"}', Outcome.UNKNOWN),
         (200, b'{"state": "running"}', Outcome.RUNNING),
         (200, b"{}", Outcome.UNKNOWN),
-        (200, b"<html>", Outcome.UNKNOWN),
         (200, b"[]", Outcome.UNKNOWN),
+        (200, b"", Outcome.UNKNOWN),
+        (200, b"<html>", Outcome.DOWN),  # a login page: at its limit a policy would have rolled back
+        (400, b"<html>", Outcome.UNKNOWN),
         (409, b'{"state": "commit"}', Outcome.UNKNOWN),
         *((status, b'{"state": "commit"}', Outcome.DOWN) for status in (401, 403, 404, 407, 408, 429, 500, 503)),
         *((status, b'{"state": "commit"}', Outcome.DOWN) for status in (301, 302, 307, 308)),
