@@ -44,6 +44,11 @@ def test_what_a_service_names_exists(name: str) -> None:
         assert how["condition"] != "service_healthy" or "healthcheck" in SERVICES[other]
 
 
+def test_every_service_that_stays_has_a_health_check() -> None:
+    """Spark's workers had none: one that hangs took no work, and nobody saw it."""
+    assert [name for name, service in SERVICES.items() if "healthcheck" not in service] == ["airflow-init"]
+
+
 @pytest.mark.parametrize("name", SERVICES)
 def test_nothing_floats_and_nothing_is_open(name: str) -> None:
     """Images have versions; ports are published on the loopback only; no secret stands in the file."""

@@ -125,7 +125,7 @@ def test_every_command_runs_as_the_images_user(shape: Containers) -> None:
     executors = {Path(one).name for one in shape.run("sh", "-c", "ls -d /tmp/spark-work/app-*/*").split()}
     assert {"0", "1"} <= executors, "two executors of one core: one ran on each worker"
     checked = {name for name, service in OWN_IMAGE.items() if "healthcheck" in service}
-    assert checked == set(SERVICES) - {"postgres", "airflow-init", *SPARK[1:]}
+    assert checked == set(SERVICES) - {"postgres", "airflow-init"}
     for name in checked:
         until(lambda name=name: shape.is_healthy(name), shape, name)  # type: ignore[misc]
     owners = set(shape.run("sh", "-c", "find /stores /opt/airflow -printf '%u\n'").split())
