@@ -23,7 +23,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from recovery.page import actions, facts
@@ -228,5 +228,6 @@ async def _body(request: Request) -> dict[str, Any]:
     return found
 
 
-def _json(value: Any, status: int = HTTPStatus.OK) -> JSONResponse:
-    return JSONResponse(value, int(status), headers=_HEADERS)
+def _json(value: Any, status: int = HTTPStatus.OK) -> Response:
+    # Escaped, where Starlette writes UTF-8: half a surrogate, as a request may have, is none.
+    return Response(json.dumps(value), int(status), headers=_HEADERS, media_type="application/json")

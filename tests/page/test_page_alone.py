@@ -186,6 +186,9 @@ def test_dead_letters_are_sent_again_once(client: TestClient, path: Path) -> Non
     (letter,) = client.get(GROUP).json()["letters"]
     assert client.post(f"{GROUP}/resend", json={"ids": []}, headers=headers).status_code == 400
     assert client.post(f"{GROUP}/resend", json={"ids": ["nobody"], "why": "x"}, headers=headers).status_code == 409
+    sent = {**headers, "Content-Type": "application/json"}
+    answer = client.post(f"{GROUP}/resend", content=b'{"ids": ["\\ud800"], "why": "x"}', headers=sent)
+    assert (answer.status_code, "\ud800" in answer.json()["detail"]) == (409, True)
     body = {"ids": [letter["message_id"]], "why": "the till works again", "by": "ada"}
     assert client.post(f"{GROUP}/resend", json=body, headers=headers).json()["resent"] == 1
     assert client.post(f"{GROUP}/resend", json={"why": "again"}, headers=headers).json()["resent"] == 0
