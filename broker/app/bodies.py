@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, cast, get_origin
 
 from broker.app.cloud_events import content_type, schema_version
-from broker.app.json_values import Build, builder, is_pydantic, to_json
+from broker.app.json_values import Build, builder, is_msgspec, is_pydantic, to_json
 from broker.app.type_hints import fields_of, is_typed_dict, resolved
 from broker.errors import BodyError, BrokerError, MessageRejected, shown
 
@@ -219,11 +219,11 @@ def _check_type(hint: Any, seen: frozenset[Any] = frozenset()) -> None:
     """
     builder(hint)
     kind = resolved(hint)
-    inner = () if get_origin(kind) is typing.Literal else typing.get_args(kind)
-    for one in inner:
+    of_fields = get_origin(kind) or kind
+    is_checked = of_fields is typing.Literal or is_msgspec(of_fields)  # msgspec has types of its own
+    for one in () if is_checked else typing.get_args(kind):
         if one is not Ellipsis:
             _check_type(one, seen)
-    of_fields = get_origin(kind) or kind
     if kind in seen or not (is_typed_dict(of_fields) or dataclasses.is_dataclass(of_fields)):
         return
     try:

@@ -217,7 +217,15 @@ def _validate(model: Any) -> Callable[[Any], Any]:
     """
     accepted = inspect.signature(model.model_validate_json).parameters  # pydantic before 2.11 has no such parameter
     keys = {"by_alias": True, "by_name": True} if "by_name" in accepted else {}
-    return lambda value: model.model_validate_json(json.dumps(value), **keys)
+
+    def validate(value: Any) -> Any:
+        try:
+            text = json.dumps(value)
+        except (TypeError, ValueError):  # what an `upgrade` made, as with a Decimal or a model in it
+            return model.model_validate(value, **keys)
+        return model.model_validate_json(text, **keys)
+
+    return validate
 
 
 def _in_one_line(error: Exception) -> str:

@@ -59,6 +59,8 @@ class FollowingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin = (start or self.initialOffset())["commitlog_offset"]
         most = self._settings.max_bytes if limit is None else getattr(limit, "max_bytes", 0)
         log = self._settings.place.log()
+        if self._settings.on_corrupt == "fail":
+            _check_not_behind(log, begin)
         if not self._is_bounded:
             return {"commitlog_offset": self._end(log, begin, most)}
         if self._target is None:
@@ -93,6 +95,14 @@ class FollowingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, int]) -> None:
         """Nothing is held back for a batch, so nothing is released."""
+
+
+def _check_not_behind(log: LogManifest, begin: int) -> None:
+    """Raises CorruptStore where a stream stands behind the last segment: it would wait for what never comes."""
+    end = log.files[-1].base + log.segment_size if log.files else 0
+    if begin > end:
+        text = f"the stream stands at CommitLog offset {begin}, and the last segment of {log.place.path} ends at {end}"
+        raise CorruptStore(f"{text}: it is another store. Begin at another checkpoint", path=log.place.path)
 
 
 def _check_all_there(log: LogManifest, first: int, last: int) -> None:

@@ -188,6 +188,18 @@ def test_versions() -> None:
             TopicBody(Line, **wrong)  # type: ignore[arg-type]
 
 
+def test_an_upgrade_may_return_what_json_does_not_have() -> None:
+    class Priced(pydantic.BaseModel):
+        amount: Decimal
+
+    def upgrade(version: int, value: Any) -> Any:
+        return {"amount": Decimal(value["euros"])} if version == 1 else Priced(amount=Decimal(value["euros"]))
+
+    topic = TopicBody(Priced, version=3, upgrade=upgrade)
+    for version in "12":
+        assert topic.decode(b'{"euros": 2}', {SCHEMA_VERSION: version}, Priced) == Priced(amount=Decimal(2))
+
+
 def test_a_codec_of_the_application() -> None:
     reverse = BodyCodec("application/x-reversed", lambda text: text[::-1].encode(), lambda body: body.decode()[::-1])
     topic = TopicBody(str, codec=reverse)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import timedelta
 from decimal import Decimal
 from typing import Any, Generic, Optional, TypedDict, TypeVar
 
@@ -81,6 +82,7 @@ PRICE = Price(Decimal("1.10"))
         (Envelope[Price], {"data": PRICE}),
         (Late, {"price": PRICE, "note": "x"}),
         (Packed[int], Packed(1)),
+        (Packed[timedelta], Packed(timedelta(1))),
     ],
     ids=str,
 )

@@ -133,3 +133,9 @@ def test_a_stream_that_is_to_fail_at_damage_fails_where_a_part_of_the_log_is_gon
         strict.partitions({"commitlog_offset": 4096}, end)
     assert strict.partitions(strict.initialOffset(), end)
     assert lenient.partitions({"commitlog_offset": 4096}, end)
+
+    behind = {"commitlog_offset": 100 * 4096}
+    with pytest.raises(CorruptStore, match=r"stands at CommitLog offset 409600, and the last segment of .* ends at"):
+        strict.latestOffset(behind)
+    assert lenient.latestOffset(behind) == behind
+    assert strict.latestOffset(end) == end
