@@ -103,7 +103,8 @@ class MetricsPage:
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One request, and its end."""
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError):
+        expected = OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError
+        with contextlib.suppress(*expected, asyncio.CancelledError):  # the last: the server stops
             async with asyncio.timeout(_REQUEST_S):
                 line = (await reader.readuntil(b"\r\n\r\n"))[:_REQUEST_BYTES].split(b"\r\n")[0].decode("latin-1")
                 status, kind, body = await self._page(line)

@@ -242,6 +242,10 @@ class Server:
             connection.finish()
         while self._connections and time.monotonic() < deadline:  # noqa: ASYNC110 - asyncio changes it
             await asyncio.sleep(_POLL_S)
+        others = asyncio.all_tasks() - {asyncio.current_task()}  # of connections to /metrics that said nothing yet
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
 
     def admits(self, connection: Connection) -> bool:
         """Take a new connection; False when there are too many."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import socket
 import urllib.error
 import urllib.request
 
@@ -62,3 +64,18 @@ def test_what_a_group_has_not_begun_to_read_is_before_it(
 def test_labels_are_escaped() -> None:
     text = exposition(iter([("a", "gauge", {"b": 'x"\\\n'}, 1.0)]))
     assert text == '# TYPE a gauge\na{b="x\\"\\\\\\n"} 1\n'
+
+
+def test_a_connection_that_says_nothing_is_closed_with_the_server(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of a health check that only connects: its task was left, and asyncio logged an error for it."""
+    server = serve(metrics_port=0)
+    host, _, port = server.metrics_address.partition(":")
+    with socket.create_connection((host, int(port)), timeout=10) as idle:
+        assert get(server.metrics_address, "/healthz") == "ok\n"  # by now the first one was taken
+        server.close()
+        del server
+        gc.collect()
+        assert idle.recv(1) == b""
+    assert [one.message for one in caplog.records if one.name == "asyncio"] == []
