@@ -5,6 +5,7 @@
     checkback_attempt    one row for each transaction in doubt that was checked: how often, when again, what then
     checkback_run        one row for each round that found something to do
     checkback_decision   one row for each decision of a person
+    checkback_decision_count   how many were decided, by whom and how: counters that never go back
 
 What was decided stands in the CommitLog, who decided and why too, and what is parked. Without the catalog check-back
 only begins to count again.
@@ -18,8 +19,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import URL, BigInteger, Column, Integer, MetaData, String, Table, Text, create_engine, event, select
-from sqlalchemy.exc import DatabaseError, SQLAlchemyError
+from sqlalchemy import (
+    URL,
+    BigInteger,
+    Column,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    create_engine,
+    event,
+    inspect,
+    select,
+)
+from sqlalchemy.exc import DatabaseError, IntegrityError, SQLAlchemyError
 
 from broker.database.tables import make_tables
 from broker.errors import BrokerError
@@ -31,9 +45,11 @@ from recovery.checkback.ledgers.engines import engine_of
 from recovery.sqlite_files import connect_to_read
 
 if TYPE_CHECKING:
-    from sqlalchemy import Engine
+    from sqlalchemy import Connection, Engine
 
 _RUNS_KEPT = 1000
+_CHECK_BACK, _PERSON = "check-back", "person"  # who decides
+_OF_A_ROUND = {"committed": "committed", "rolled_back": "rolled_back", "parked": "newly_parked"}  # decision: its field
 _WHAT = "the catalog"
 _DAMAGED = ("not a database", "malformed", "disk image", "unsupported file format")
 
@@ -73,6 +89,14 @@ _decisions = Table(
     Column("decided_by", String(255), nullable=False),
     Column("why", Text, nullable=False),
     Column("at_ms", BigInteger, nullable=False),
+)
+_counts = Table(
+    "checkback_decision_count",
+    metadata,
+    Column("store_id", String(32), primary_key=True),
+    Column("decided_by", String(16), primary_key=True),
+    Column("decision", String(16), primary_key=True),
+    Column("count", BigInteger, nullable=False),
 )
 
 
@@ -158,10 +182,12 @@ class Catalog:
                 connection.execute(_attempts.insert(), rows)
 
     def note_run(self, started_ms: int, by: str, report: Mapping[str, Any]) -> None:
-        """Keep the report of a round; old ones go."""
+        """Keep the report of a round, and count what it decided; old reports go."""
         row = {"store_id": self._store_id, "started_ms": started_ms, "decided_by": by, "report": json.dumps(report)}
         with _sentences(self._engine), self._engine.begin() as connection:
             connection.execute(_runs.insert(), row)
+            for decision, name in _OF_A_ROUND.items():
+                self._count(connection, _CHECK_BACK, decision, int(report.get(name, 0)))
             newest = select(_runs.c.id).where(_runs.c.store_id == self._store_id).order_by(_runs.c.id.desc())
             oldest = connection.execute(newest.offset(_RUNS_KEPT).limit(1)).scalar()
             if oldest is not None:
@@ -184,6 +210,21 @@ class Catalog:
         row |= {"decision": decision, "decided_by": by, "why": why, "at_ms": at_ms}
         with _sentences(self._engine), self._engine.begin() as connection:
             connection.execute(_decisions.insert(), row)
+            self._count(connection, _PERSON, decision.replace(" ", "_"), 1)
+
+    def _count(self, connection: Connection, by: str, decision: str, number: int) -> None:
+        """Add to a counter, in a transaction."""
+        if not number:
+            return
+        columns = {"store_id": self._store_id, "decided_by": by, "decision": decision}
+        mine = [_counts.c[name] == value for name, value in columns.items()]
+        more = _counts.update().where(*mine).values(count=_counts.c.count + number)
+        if connection.execute(more).rowcount == 0:
+            try:
+                with connection.begin_nested():
+                    connection.execute(_counts.insert(), {**columns, "count": number})
+            except IntegrityError:  # another process was quicker
+                connection.execute(more)
 
     def decisions(self) -> list[dict[str, Any]]:
         """What persons decided, oldest first."""
@@ -198,16 +239,32 @@ def attempts_of(store_path: str) -> dict[int, Attempt]:
 
     Raises BrokerError when its database cannot be read.
     """
+    columns = [_attempts.c[name] for name in _NAMES]
+    return {row[0]: Attempt(*row) for row in _read(store_path, _attempts, columns)}
+
+
+def decision_counts(store_path: str) -> dict[tuple[str, str], int]:
+    """How many transactions were decided, by (check-back or person, decision), since the catalog in a store was made.
+
+    Empty without a catalog. Raises BrokerError when its database cannot be read.
+    """
+    columns = [_counts.c.decided_by, _counts.c.decision, _counts.c.count]
+    return {(by, decision): count for by, decision, count in sorted(_read(store_path, _counts, columns))}
+
+
+def _read(store_path: str, table: Table, columns: Sequence[Column[Any]]) -> list[tuple[Any, ...]]:
+    """The rows of a store's catalog; none without one, and of an older version's that lacks the table."""
     disk, paths = Disk(), Paths(store_path)
     file = read_store_file(disk, paths)
     if file is None or disk.entry(paths.catalog) is None:
-        return {}
+        return []
     engine = create_engine(_url(paths.catalog), creator=lambda: connect_to_read(paths.catalog))
     try:
         with _sentences(engine), engine.connect() as connection:
-            columns = [_attempts.c[name] for name in _NAMES]
-            rows = connection.execute(select(*columns).where(_attempts.c.store_id == file.store_id))
-            return {row[0]: Attempt(*row) for row in rows}
+            if not inspect(connection).has_table(table.name):
+                return []
+            found = connection.execute(select(*columns).where(table.c.store_id == file.store_id))
+            return [tuple(row) for row in found]
     finally:
         engine.dispose()
 

@@ -5,6 +5,8 @@ Names are those of `checkback serve --metrics` where it has them; no label holds
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -12,6 +14,7 @@ from broker.errors import BrokerError
 from broker.format.topics import RETRY_PREFIX
 from broker.live import LiveStore
 from broker.server.metrics import Sample
+from broker.store.disk.paths import Paths
 from broker.store.shared.control import Word
 from recovery.metrics.latency import BOUNDS_S, Latencies
 from recovery.views import consumer_lag, dead_letters
@@ -46,6 +49,19 @@ def _of_transactions(store: LiveStore, now_ms: int) -> Iterator[Sample]:
                 continue
             break
     yield "checkback_in_doubt_oldest_seconds", "gauge", {}, oldest_ms / 1000
+    for (by, decision), count in _decision_counts(store.path).items():
+        yield "checkback_decisions_total", "counter", {"decided_by": by, "decision": decision}, count
+
+
+def _decision_counts(path: str) -> dict[tuple[str, str], int]:
+    """Those of the catalog; none where it cannot be read now, since nothing is decided by it."""
+    if not os.path.exists(Paths(path).catalog):  # then SQLAlchemy need not be there
+        return {}
+    with contextlib.suppress(BrokerError, ImportError):
+        from recovery.checkback.catalog import decision_counts
+
+        return decision_counts(path)
+    return {}
 
 
 def _of_groups(store: LiveStore) -> Iterator[Sample]:

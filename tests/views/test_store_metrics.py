@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,12 @@ import broker
 from broker.app.handler_runs import HandlerTotals
 from broker.server.metrics import exposition
 from broker.testing.fixtures import SMALL
+from broker.transaction.events import TransactionState
+from recovery.checkback.catalog import Catalog
+from recovery.checkback.manual import resolve
+from recovery.checkback.policy import Policy, Rule
+from recovery.checkback.protocol import Answer, Outcome, Question
+from recovery.checkback.round import CheckBack
 from recovery.metrics.work_metrics import run_samples
 from tests.cli.command import command
 from tests.house.tree import ROOT
@@ -85,7 +93,8 @@ def test_the_numbers_are_those_of_the_store(
     of_exporters = {f"checkback_{one}_seconds_bucket" for one in ("append", "sync")}  # see test_metrics_exporter.py
     of_workers = {name for name, *_ in run_samples([HandlerTotals("billing", "shop.charge")])}
     assert of_workers & set(asked)  # their numbers: tests/workers/test_work_metrics.py
-    assert set(asked) <= {name for name, _ in found} | of_exporters | of_workers, (
+    of_check_back = {"checkback_decisions_total"}  # see below
+    assert set(asked) <= {name for name, _ in found} | of_exporters | of_workers | of_check_back, (
         "the dashboard asks for what is not measured"
     )
 
@@ -93,6 +102,44 @@ def test_the_numbers_are_those_of_the_store(
 def _dashboard() -> dict[str, list[dict[str, list[dict[str, str]]]]]:
     found: dict[str, list[dict[str, list[dict[str, str]]]]] = json.loads((ROOT / "docs" / "grafana.json").read_text())
     return found
+
+
+class Told:
+    """Says of each half message what it is to say; of others that nobody knows."""
+
+    def __init__(self, outcomes: dict[int, Outcome]) -> None:
+        self.outcomes = outcomes
+
+    def ask(self, questions: Sequence[Question], _now_ms: int) -> list[Answer]:
+        said = [self.outcomes.get(one.half.commitlog_offset, Outcome.UNKNOWN) for one in questions]
+        return [Answer(outcome, "told so") for outcome in said]
+
+
+def test_who_decided_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str], each_engine: str) -> None:
+    path = tmp_path / "store"
+    with broker.open(path, layout=SMALL) as store:
+        for _ in range(2):  # the counters go on
+            made = [store.transactions.prepare(broker.Message("orders", b"x"), "shop") for _ in range(6)]
+            halves = [store.transactions.half(one.commitlog_offset) for one in made]
+            outcomes = [Outcome.COMMITTED, Outcome.COMMITTED, Outcome.ROLLED_BACK]
+            told = Told({half.commitlog_offset: one for half, one in zip(halves, outcomes, strict=False)})
+            with closing(Catalog.open(str(path), store.store_id)) as catalog:
+                policy = Policy(Rule(jitter=0.0, most_checks=1))
+                check = CheckBack(store, told, policy=policy, catalog=catalog)
+                for later in (1, 2):
+                    check.round(check.now_ms() + later * 3_600_000)
+                resolve(
+                    store, halves[3:4], TransactionState.ROLLED_BACK, why="lost", by="ada", now_ms=1, catalog=catalog
+                )
+                store.transactions.commit(halves[4])
+    found = parse(command(capsys, "metrics", path).out)
+    counts = {labels: count for (name, labels), count in found.items() if name == "checkback_decisions_total"}
+    assert {tuple(value for _, value in labels): count for labels, count in counts.items()} == {
+        ("check-back", "committed"): 4,
+        ("check-back", "parked"): 6,
+        ("check-back", "rolled_back"): 2,
+        ("person", "rolled_back"): 2,
+    }
 
 
 def test_large_numbers_are_exact() -> None:
