@@ -11,8 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from sqlalchemy import create_engine
 
 import broker
+from broker.database.ledger_binding import LEDGER_BINDING
+from broker.enlisting.ledger_key import LEDGER_KEY, new_key
+from broker.ledger import Ledger
+from recovery.checkback.ledgers.proof import WrongLedger
 from recovery.jobs import rebuilding, tasks
 from recovery.jobs.checks import check_settings
 from recovery.jobs.setup import LATEST_RETENTION, alone, last_report
@@ -65,6 +70,21 @@ def test_nobody_to_ask_is_said(tmp_path: Path) -> None:
     path = shop(tmp_path / "shop", orders=1)
     with pytest.raises(broker.BrokerError, match="nobody is named who could answer"):
         tasks.check_back(str(path), now_ms=now_ms() + LATE_MS)
+
+
+def test_a_wrong_database_is_said_before_a_check_is_due_too(tmp_path: Path) -> None:
+    ledgers = {name: Ledger(create_engine(f"sqlite:///{tmp_path / name}.db")) for name in ("right", "wrong")}
+    for ledger in ledgers.values():
+        ledger.create_all()
+    path = str(tmp_path / "shop")
+    with broker.open(path, layout=SMALL) as store:
+        store.producer("shop", topics=["orders"], ledger=ledgers["right"])
+        extra = {LEDGER_KEY: new_key(now_ms()), LEDGER_BINDING: ledgers["right"].binding(store.store_id).binding_id}
+        store.transactions.prepare(broker.Message("orders", b"x"), "shop", extra_properties=extra)
+    for when in (now_ms(), now_ms() + LATE_MS):
+        with pytest.raises(WrongLedger, match=r"nothing was decided: .* is not bound to this store"):
+            tasks.check_back(path, now_ms=when, ledger=f"sqlite:///{tmp_path}/wrong.db")
+    assert tasks.check_back(path, now_ms=now_ms(), ledger=f"sqlite:///{tmp_path}/right.db")["waiting"] == 1
 
 
 def test_a_path_without_a_store_stays_without_one(tmp_path: Path) -> None:
