@@ -121,7 +121,8 @@ class NameServer(_Listener):
         }
         if command.code == RequestCode.GET_BROKER_CLUSTER_INFO:
             return command.answer(0, body=dumps({"brokerAddrTable": datas, "clusterAddrTable": {"C": list(datas)}}))
-        if not datas or command.ext.get("topic", "").startswith(("nowhere", "TBW102")):
+        is_nowhere = command.code == RequestCode.GET_ROUTEINFO_BY_TOPIC and not datas
+        if is_nowhere or command.ext.get("topic", "").startswith(("nowhere", "TBW102")):
             return command.answer(ResponseCode.TOPIC_NOT_EXIST, "No topic route info")
         count = 1 if command.ext.get("topic", "").startswith("%RETRY%") else 2
         queues = [
