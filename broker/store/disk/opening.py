@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from typing import TextIO
 
 from broker.errors import StoreError
+from broker.store.disk.maps import OpenFile
 
 _FILE, _DIRECTORY = 0o666, 0o2777  # of the permissions of the directory above, those that a new entry takes over
 _STREAMS = 2  # the highest number of a standard stream
@@ -94,25 +95,17 @@ def check_no_link(path: str) -> None:
 def _above(path: str) -> Iterator[tuple[str, int]]:
     """The name of a path, and a descriptor of the directory above it, for root. Raises OSError, StoreError."""
     above, name = os.path.split(os.path.abspath(path))
-    directory = _reached(above, _STEP, None, above)
-    try:
-        yield name, directory
-    finally:
-        os.close(directory)
+    directory = OpenFile(_reached(above, _STEP, None, above))
+    yield name, directory.descriptor
 
 
 def _reached(path: str, flags: int, start: int | None, shown: str, links: int = 0) -> int:
     """`os.open` by root from a directory on, or from `/`: one name after the other."""
     *above, last = [name for name in path.split("/") if name] or ["."]
-    at = os.open("/" if path.startswith("/") else ".", _STEP, dir_fd=start)
-    try:
-        for name in above:
-            below = _followed(name, _STEP, at, shown, links)
-            os.close(at)
-            at = below
-        return _followed(last, flags, at, shown, links)
-    finally:
-        os.close(at)
+    at = OpenFile(os.open("/" if path.startswith("/") else ".", _STEP, dir_fd=start))
+    for name in above:
+        at = OpenFile(_followed(name, _STEP, at.descriptor, shown, links))
+    return _followed(last, flags, at.descriptor, shown, links)
 
 
 def _followed(name: str, flags: int, at: int | None, shown: str, links: int = 0) -> int:
