@@ -17,6 +17,7 @@ from broker.consuming.group.positions import Positions
 from broker.consuming.reading import readable_end
 from broker.consuming.redelivery import DELAYS_MS, due
 from broker.errors import CorruptStore, MessageRejected
+from broker.format import properties as names
 from broker.format.commitlog import Record
 from broker.format.topics import LONGEST_DELAY_MS, SCHEDULE_TOPIC, deliver_time_ms
 from broker.store.read.consumequeue import ConsumeQueue
@@ -153,17 +154,24 @@ class Schedule:
                 raise
             if record is None:
                 continue
-            due_ms = self._when(queue_id, record.store_timestamp_ms, unit.tags_code)
+            due_ms = self._when(queue_id, record, unit.tags_code)
             if due_ms > now_ms:
                 self._due_ms[queue_id, queue_offset] = due_ms
                 break
             found.append((queue_offset, record))
         return found
 
-    def _when(self, queue_id: int, stored_ms: int, of_unit_ms: int) -> int:
-        """When a record is due: as this process is set, unless its unit states a delay of the store's former broker."""
+    def _when(self, queue_id: int, record: Record, of_unit_ms: int) -> int:
+        """When a record is due: as this process is set, unless its unit states a delay of the store's former broker.
+
+        Levels are whole seconds, and 3.0 to 3.1.4, whose messages have no unique key, read the clock twice. What else
+        is there is a flipped bit: by it a message would come a year late.
+        """
+        stored_ms = record.store_timestamp_ms
+        delay_ms = of_unit_ms - stored_ms
         is_of_broker = of_unit_ms != deliver_time_ms(queue_id + 1, stored_ms, DELAYS_MS)
-        if is_of_broker and 0 <= of_unit_ms - stored_ms <= LONGEST_DELAY_MS:
+        is_level = delay_ms % 1000 == 0 or names.UNIQ_KEY not in record.property_map
+        if is_of_broker and is_level and 0 <= delay_ms <= LONGEST_DELAY_MS:
             return of_unit_ms
         return deliver_time_ms(queue_id + 1, stored_ms, self._delays_ms)
 

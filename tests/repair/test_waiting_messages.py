@@ -17,6 +17,9 @@ from broker.format.consumequeue import Unit
 from broker.format.kinds.timer import TimerCheck
 from broker.format.properties import encode as encode_properties
 from broker.format.topics import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
+from broker.store.disk.files import Disk
+from broker.store.disk.paths import Paths
+from broker.store.recover.due_times import BrokerDueTimes
 from recovery.repair import crash
 from recovery.verify.verifier import verify
 from tests.rebuild.derived_files import on_disk
@@ -133,3 +136,28 @@ def test_what_was_popped_and_is_not_acknowledged_is_left_to_its_broker(
     path = golden_copy("kinds/rocketmq-5.3.3-popped")
     with pytest.raises(StoreError, match=r"11 messages were popped, and are not acknowledged.*dump .* popped"):
         take_over(path)
+
+
+def test_a_flipped_bit_in_a_unit_makes_no_delay(tmp_path: Path) -> None:
+    """In a derived file: by 2^34 ms a message would come half a year late."""
+    path = tmp_path / "store"
+    with broker.open(path) as store:
+        store.append(broker.Message("Orders", b"later"), extra_properties={"DELAY": "1"})
+    unit = next((path / "consumequeue" / SCHEDULE_TOPIC / "0").iterdir())
+    raw = bytearray(unit.read_bytes())
+    raw[15] ^= 1 << 2  # bit 34 of the time at bytes 12 to 19
+    unit.write_bytes(raw)
+    with broker.open(path) as store, store.consumer("shop", "Orders") as consumer:
+        assert consumer.receive(timeout_s=20) is not None
+
+
+@pytest.mark.parametrize(("state", "expected"), [("taken over", 9_000), ("replaced", None)])
+def test_units_that_a_rebuild_kept_aside_are_not_believed(tmp_path: Path, state: str, expected: int | None) -> None:
+    """They may have been exchanged since they were wrong."""
+    paths = Paths(str(tmp_path))
+    kept = Path(paths.replaced) / "one"
+    queue = kept / "consumequeue" / SCHEDULE_TOPIC / "1"
+    queue.mkdir(parents=True)
+    (queue / FIRST).write_bytes(Unit(64, 100, 9_000).pack().ljust(4000, b"\0"))
+    (kept / "manifest.json").write_text(json.dumps({"state": state}))
+    assert BrokerDueTimes(Disk(), paths).due_ms(1, 0, 64, 4_000) == expected

@@ -135,7 +135,7 @@ def _planted(path: str, owner: int) -> StoreError:
         user = f"#{owner}"
     text = f"{path} is, or is reached by, a symbolic link that the user {user} made to what does not belong to {user}"
     next_step = f"remove the link, or run this as that user: sudo -u {user} checkback"
-    return StoreError(f"{text}, and root does not write there: {next_step}", path=path)
+    return StoreError(f"{text}, and root does not follow it: {next_step}", path=path)
 
 
 def _give(descriptor: int, above: os.stat_result, permissions: int) -> None:

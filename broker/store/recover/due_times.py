@@ -7,9 +7,10 @@ schedule topic, which were kept aside; those that are made again would have the 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 
-from broker.errors import CorruptStore
+from broker.errors import CorruptStore, StoreError
 from broker.format.topics import LONGEST_DELAY_MS, SCHEDULE_TOPIC
 from broker.store.disk.files import Disk, Missing
 from broker.store.disk.paths import Paths
@@ -18,13 +19,16 @@ from broker.store.read.directory import StoreDirectory
 
 
 class BrokerDueTimes:
-    """Looks into all that was kept aside when the store was taken over, and by rebuilds since."""
+    """Looks into what was kept aside when the store was taken over.
+
+    Not into what a rebuild kept: that differed from the log, and may have been exchanged for these very units.
+    """
 
     def __init__(self, disk: Disk, paths: Paths) -> None:
         self._kept: list[ConsumeQueues] = []
         with contextlib.suppress(Missing):
-            directories = (entry.path for entry in disk.entries(paths.replaced) if entry.is_directory)
-            self._kept = [ConsumeQueues(StoreDirectory(os.fspath(path), disk)) for path in directories]
+            kept = [entry.path for entry in disk.entries(paths.replaced) if entry.is_directory]
+            self._kept = [ConsumeQueues(StoreDirectory(path, disk)) for path in kept if _is_of_take_over(disk, path)]
         self._delays_ms: dict[int, int] = {}  # by queue: of the last unit that was found
 
     def due_ms(self, queue_id: int, queue_offset: int, commitlog_offset: int, stored_ms: int) -> int | None:
@@ -40,3 +44,12 @@ class BrokerDueTimes:
                         return unit.tags_code
         delay_ms = self._delays_ms.get(queue_id, -1)
         return stored_ms + delay_ms if delay_ms >= 0 else None
+
+
+def _is_of_take_over(disk: Disk, directory: str) -> bool:
+    """What its manifest says: `recovery.rebuild.replaced` writes it."""
+    try:
+        manifest = json.loads(disk.read(os.path.join(directory, "manifest.json")))
+    except (Missing, StoreError, ValueError):
+        return False
+    return isinstance(manifest, dict) and manifest.get("state") in ("taking over", "taken over")
