@@ -101,7 +101,7 @@ static PyObject *Append_new(PyTypeObject *type, PyObject *args, PyObject *named)
 static PyMethodDef Append_methods[] = {
     {"append", Append_append, METH_O, "Append one record: an Appended, or None when nothing was stored."},
     {"half", (PyCFunction)(void (*)(void))Append_half, METH_FASTCALL, "Store a half message: a Half, or None."},
-    {"end_kept", (PyCFunction)(void (*)(void))Append_end_kept, METH_FASTCALL, "End one of those: an Appended, or None."},
+    {"end_kept", (PyCFunction)(void (*)(void))Append_end_kept, METH_FASTCALL, "End one of those: an Ended, or None."},
     {"end", (PyCFunction)(void (*)(void))Append_end, METH_FASTCALL, "End any half message: the same."},
     {NULL, NULL, 0, NULL},
 };
@@ -179,6 +179,7 @@ static int intern_names(void)
         {&n_commitlog_offset, "commitlog_offset"}, {&n_producer_group, "producer_group"},
         {&n_unique_key, "unique_key"}, {&n_born_timestamp_ms, "born_timestamp_ms"},
         {&n_store_timestamp_ms, "store_timestamp_ms"}, {&n_size, "size"},
+        {&n_state, "state"}, {&n_again, "again"}, {&n_queue_offset, "queue_offset"},
     };
     for (size_t at = 0; at < sizeof all / sizeof *all; at++) {
         if (!*all[at].at)

@@ -12,7 +12,7 @@
 enum { END_ROOM = 1024 }; /* by which the end of a half message may be larger: broker/store/write/compose.py */
 
 static PyObject *n_TRANSACTION_ID, *n_REAL_TOPIC, *n_REAL_QID, *n_commitlog_offset, *n_producer_group, *n_unique_key,
-    *n_born_timestamp_ms, *n_store_timestamp_ms, *n_size;
+    *n_born_timestamp_ms, *n_store_timestamp_ms, *n_size, *n_state, *n_again, *n_queue_offset;
 
 /* ---- append ---- */
 
@@ -103,12 +103,20 @@ static int put_number(PyObject *fields, PyObject *name, long long number)
     return failed;
 }
 
-/* `StateTableService._half`; the arguments are those of Append_half. */
+/* `object.__new__`, and the dict of what it made: a frozen dataclass sets field by field. */
+static PyObject *new_object(PyTypeObject *type, PyObject **fields)
+{
+    newfunc make = (newfunc)PyType_GetSlot(type, Py_tp_new);
+    PyObject *none = PyTuple_New(0), *made = none ? make(type, none, NULL) : NULL;
+    *fields = made ? PyObject_GenericGetDict(made, NULL) : NULL;
+    Py_XDECREF(none);
+    return made;
+}
+
+/* `new_half` of broker/transaction/ends.py; the arguments are those of Append_half. */
 static PyObject *new_half(PyObject *const *args, const Stored *one, const long long place[2])
 {
-    newfunc make = (newfunc)PyType_GetSlot((PyTypeObject *)args[0], Py_tp_new);
-    PyObject *none = PyTuple_New(0), *half = none ? make((PyTypeObject *)args[0], none, NULL) : NULL;
-    PyObject *fields = half ? PyObject_GenericGetDict(half, NULL) : NULL;
+    PyObject *fields, *half = new_object((PyTypeObject *)args[0], &fields);
     PyObject *unique = PyDict_GetItemWithError(args[4], n_UNIQ_KEY);
     int failed = !fields || !unique || put_number(fields, n_commitlog_offset, place[0])
         || put_number(fields, n_slot, one->queue_offset) || PyDict_SetItem(fields, n_producer_group, args[7]) < 0
@@ -117,7 +125,6 @@ static PyObject *new_half(PyObject *const *args, const Stored *one, const long l
         || PyDict_SetItem(fields, n_born_timestamp_ms, args[6]) < 0
         || put_number(fields, n_store_timestamp_ms, place[1]) || put_number(fields, n_size, one->size)
         || PyDict_SetItem(fields, n_properties, args[4]) < 0;
-    Py_XDECREF(none);
     Py_XDECREF(fields);
     if (failed)
         Py_CLEAR(half);
@@ -248,18 +255,60 @@ static int make_ends(Append *self, Stored *all, int *count, const Stored *half, 
     return 1;
 }
 
-/* End a half message: an Appended, None, or NULL with an error. */
+/* What the caller of a commit or rollback asked for. */
+typedef struct {
+    long long place[2]; /* of the half message: its CommitLog offset, its slot */
+    int kind;
+    long long now_ms;
+    PyTypeObject *type; /* of the result */
+    PyObject *state;
+} Decision;
+
+/* The last arguments of `end` and `end_kept`: 1, 0 when it is not for us, -1. */
+static int read_decision(PyObject *offset, PyObject *slot, PyObject *const *rest, Decision *made)
+{
+    if (!PyType_Check(rest[2])) {
+        PyErr_SetString(PyExc_TypeError, "an end needs the class of its result");
+        return -1;
+    }
+    *made = (Decision){{PyLong_AsLongLong(offset), PyLong_AsLongLong(slot)}, (int)PyLong_AsLong(rest[0]),
+                       PyLong_AsLongLong(rest[1]), (PyTypeObject *)rest[2], rest[3]};
+    if (PyErr_Occurred())
+        return -1;
+    return (made->kind == TYPE_COMMIT || made->kind == TYPE_ROLLBACK) && made->place[1] >= 0;
+}
+
+/* `new_ended` of broker/transaction/ends.py. */
+static PyObject *new_ended(const Decision *decision, long long commitlog_offset, long long queue_offset)
+{
+    PyObject *fields, *ended = new_object(decision->type, &fields);
+    int failed = !fields || PyDict_SetItem(fields, n_state, decision->state) < 0
+        || put_number(fields, n_commitlog_offset, commitlog_offset) || PyDict_SetItem(fields, n_again, Py_False) < 0;
+    if (!failed)
+        failed = decision->kind == TYPE_COMMIT ? put_number(fields, n_queue_offset, queue_offset)
+                                               : PyDict_SetItem(fields, n_queue_offset, Py_None) < 0;
+    Py_XDECREF(fields);
+    if (failed)
+        Py_CLEAR(ended);
+    return ended;
+}
+
+/* End a half message: what the caller gets, None, or NULL with an error. */
 static PyObject *end_half(Append *self, const Stored *half, PyObject *key, const uint32_t *codes, int code_count,
-                          const long long place[2], int kind, long long now_ms)
+                          const Decision *decision)
 {
     int records = 0;
+    long long placed[2];
+    const long long *place = decision->place;
     Stored all[2];
     memset(all, 0, sizeof all);
-    int ready = make_ends(self, all, &records, half, key, codes, code_count, place, kind, now_ms);
-    PyObject *done = ready < 0 ? NULL : ready ? append_all(self, all, records, place[1], place[0]) : Py_NewRef(Py_None);
+    int done = make_ends(self, all, &records, half, key, codes, code_count, place, decision->kind, decision->now_ms);
+    if (done == 1)
+        done = store_with_lock(self, all, records, place[1], place[0], placed);
+    PyObject *ended = done < 0 ? NULL : done ? new_ended(decision, placed[0], all->queue_offset) : Py_NewRef(Py_None);
     unload(&all[0]);
     unload(&all[1]);
-    return done;
+    return ended;
 }
 
 /* Where a PendingRecord is for: 1, 0 when it is not for us, -1. The key is a new reference. */
@@ -287,50 +336,43 @@ static int delivery_of(Append *self, PyObject *record, const Stored *half, int k
     return PyErr_Occurred() ? -1 : ready;
 }
 
-static int is_end(long long kind, long long slot)
-{
-    return (kind == TYPE_COMMIT || kind == TYPE_ROLLBACK) && slot >= 0;
-}
-
-/* end(half message as a PendingRecord, CommitLog offset, slot, kind, now_ms) */
+/* end(half message as a PendingRecord, CommitLog offset, slot, kind, now_ms, Ended, state) -> Ended, or None */
 static PyObject *Append_end(PyObject *object, PyObject *const *args, Py_ssize_t count)
 {
     Append *self = (Append *)object;
-    if (count != 5)
-        return PyErr_Format(PyExc_TypeError, "end takes 5 arguments, not %zd", count);
-    long long place[2] = {PyLong_AsLongLong(args[1]), PyLong_AsLongLong(args[2])}, now_ms = PyLong_AsLongLong(args[4]);
-    int kind = (int)PyLong_AsLong(args[3]), code_count = 0;
-    if (PyErr_Occurred())
-        return NULL;
-    if (!is_end(kind, place[1]))
-        Py_RETURN_NONE;
+    if (count != 7)
+        return PyErr_Format(PyExc_TypeError, "end takes 7 arguments, not %zd", count);
+    Decision decision;
+    int ready = read_decision(args[1], args[2], args + 3, &decision), code_count = 0;
+    if (ready <= 0)
+        return ready < 0 ? NULL : Py_NewRef(Py_None);
     Stored half;
     uint32_t codes[CODES_MAX];
     PyObject *key = NULL;
     memset(&half, 0, sizeof half);
-    int ready = load(args[0], &half);
+    ready = load(args[0], &half);
     if (ready == 1)
-        ready = delivery_of(self, args[0], &half, kind, &key, codes, &code_count);
+        ready = delivery_of(self, args[0], &half, decision.kind, &key, codes, &code_count);
     PyObject *done = ready < 0 ? NULL
-        : ready                ? end_half(self, &half, key, codes, code_count, place, kind, now_ms)
+        : ready                ? end_half(self, &half, key, codes, code_count, &decision)
                                : Py_NewRef(Py_None);
     Py_XDECREF(key);
     unload(&half);
     return done;
 }
 
-/* end_kept(CommitLog offset, slot, producer group, kind, now_ms): of a half message that `half` stored here */
+/* end_kept(CommitLog offset, slot, producer group, kind, now_ms, Ended, state): of a half message that `half` stored */
 static PyObject *Append_end_kept(PyObject *object, PyObject *const *args, Py_ssize_t count)
 {
     Append *self = (Append *)object;
-    if (count != 5)
-        return PyErr_Format(PyExc_TypeError, "end_kept takes 5 arguments, not %zd", count);
-    long long place[2] = {PyLong_AsLongLong(args[0]), PyLong_AsLongLong(args[1])}, now_ms = PyLong_AsLongLong(args[4]);
-    int kind = (int)PyLong_AsLong(args[3]);
-    if (PyErr_Occurred())
-        return NULL;
-    Kept known = self->kept[is_end(kind, place[1]) ? place[1] % CACHED : 0]; /* a copy: another may take its place */
-    if (!is_end(kind, place[1]) || !known.raw || known.offset != place[0] || !PyUnicode_Check(args[2])
+    if (count != 7)
+        return PyErr_Format(PyExc_TypeError, "end_kept takes 7 arguments, not %zd", count);
+    Decision decision;
+    int ready = read_decision(args[0], args[1], args + 3, &decision);
+    if (ready <= 0)
+        return ready < 0 ? NULL : Py_NewRef(Py_None);
+    Kept known = self->kept[decision.place[1] % CACHED]; /* a copy: another may take its place */
+    if (!known.raw || known.offset != decision.place[0] || !PyUnicode_Check(args[2])
         || PyUnicode_Compare(known.producer_group, args[2]))
         Py_RETURN_NONE;
     Stored half;
@@ -341,7 +383,7 @@ static PyObject *Append_end_kept(PyObject *object, PyObject *const *args, Py_ssi
     half.size = PyBytes_Size(known.raw);
     half.tags = known.tags;
     half.group = known.group;
-    PyObject *done = end_half(self, &half, half.key, known.codes, known.code_count, place, kind, now_ms);
+    PyObject *done = end_half(self, &half, half.key, known.codes, known.code_count, &decision);
     unload(&half);
     return done;
 }

@@ -24,7 +24,7 @@ from broker.store.write.pending_record import Appended, PendingRecord, draft_of,
 from broker.transaction.events import BY, MOVED_FROM, WHY, TransactionState
 from broker.transaction.service import Ended, Half, HalfReference, Reference
 
-_STATES = {kind: TransactionState(int(kind)) for kind in (TransactionType.COMMIT, TransactionType.ROLLBACK)}
+STATES = {kind: TransactionState(int(kind)) for kind in (TransactionType.COMMIT, TransactionType.ROLLBACK)}
 _NUMBERS = 1 << 63  # a record has 64 bits for each
 EXTRA = frozenset((WHY, BY, names.TRANSACTION_CHECK_TIMES))
 
@@ -99,9 +99,7 @@ def from_origin(half: Half, origin: Origin | None) -> Half:
 def new_ended(kind: TransactionType, commitlog_offset: int, queue_offset: int | None) -> Ended:
     """What the caller of a commit or rollback gets; `queue_offset` is None for a message that is not yet delivered."""
     ended = object.__new__(Ended)  # as Ended(...) does, in a third of the time
-    ended.__dict__.update(
-        state=_STATES[kind], commitlog_offset=commitlog_offset, queue_offset=queue_offset, again=False
-    )
+    ended.__dict__.update(state=STATES[kind], commitlog_offset=commitlog_offset, queue_offset=queue_offset, again=False)
     return ended
 
 

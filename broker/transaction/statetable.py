@@ -23,10 +23,11 @@ from broker.message import Message, ReceivedMessage
 from broker.store.shared.control import Word
 from broker.store.write.compose import KEPT_FLAGS, Origin, Statement, check_arguments, compose_half
 from broker.store.write.dispatch import slots_in_state
-from broker.store.write.pending_record import Appended, PendingRecord, check_size
+from broker.store.write.pending_record import PendingRecord, check_size
 from broker.store.write.uniquekey import new_unique_key
 from broker.transaction.durability import Waiting
 from broker.transaction.ends import (
+    STATES,
     add_extra,
     check_bounds,
     check_reference,
@@ -153,15 +154,15 @@ class StateTableService(TransactionalMessageService):
         if not self._writer.upkeep.is_running:
             self._writer.upkeep.start()
         # A topic is made when a message is known to be stored: the first one of a topic goes the longer way.
-        is_known = self._admission.topics.rules(message.topic, now_ms) is not None
-        if level or not is_known or (origin is not None and origin.sys_flag & ~KEPT_FLAGS):
+        rules = self._admission.topics.rules(message.topic, now_ms)
+        if level or rules is None or (origin is not None and origin.sys_flag & ~KEPT_FLAGS):
             return None
-        self._admission.admit(message.topic, properties, queue_id, now_ms, prepared=True)
+        self._admission.admit(message.topic, properties, queue_id, now_ms, prepared=True, rules=rules)
         born_ms = now_ms if origin is None else origin.born_timestamp_ms
         half: Half | None = self._appender.compiled_half(
             Half, message.topic, message.body, message.keys, properties, queue_id, born_ms, group, origin
         )
-        return None if half is None else from_origin(half, origin)
+        return half if half is None or origin is None else from_origin(half, origin)
 
     def prepare_at_once(
         self, message: Message, producer_group: str, *, queue_id: int, extra_properties: Mapping[str, str],
@@ -188,35 +189,36 @@ class StateTableService(TransactionalMessageService):
         if self._admission.is_slave or self._sync_each or not self._writer.upkeep.is_running:
             return None
         now_ms = time.time_ns() // 1_000_000 if self._writes_op else 0
-        placed = self._appender.compiled_end_kept(half.commitlog_offset, half.slot, half.producer_group, kind, now_ms)
-        return None if placed is None else self._ended_by(kind, placed)
+        ended: Ended | None = self._appender.compiled_end_kept(
+            half.commitlog_offset, half.slot, half.producer_group, kind, now_ms, Ended, STATES[kind]
+        )
+        return ended
 
     def _end(self, half: Reference, kind: TransactionType, extra: Mapping[str, str] | None) -> Ended:
         if self._admission.is_slave:
             self._admission.check_role()
         if type(half) is not Half:
             check_reference(half)
-        writer, commitlog_offset, slot = self._writer, half.commitlog_offset, half.slot
+        writer, offset, slot = self._writer, half.commitlog_offset, half.slot
         now_ms = time.time_ns() // 1_000_000 if self._writes_op else 0
         if not writer.upkeep.is_running:  # it flushes the end soon, for which nobody waits
             writer.upkeep.start()
-        if not extra:
-            placed = self._appender.compiled_end_kept(commitlog_offset, slot, half.producer_group, kind, now_ms)
-            if placed is not None:
-                return self._ended_by(kind, placed)
+        group, state, appender = half.producer_group, STATES[kind], self._appender
+        if not extra and (ended := appender.compiled_end_kept(offset, slot, group, kind, now_ms, Ended, state)):
+            return self._settled(ended) if self._sync_each else ended
         known = self._known(half)
-        if not extra and (placed := self._appender.compiled_end(known, commitlog_offset, slot, kind, now_ms)):
-            return self._ended_by(kind, placed)
-        ends = self._engine.ends(known, commitlog_offset, slot, kind, now_ms)
+        if not extra and (ended := appender.compiled_end(known, offset, slot, kind, now_ms, Ended, state)):
+            return self._settled(ended)
+        ends = self._engine.ends(known, offset, slot, kind, now_ms)
         if extra:
             add_extra(ends[0], extra)
         size = len(ends[0].raw) + (len(ends[1].raw) if len(ends) > 1 else 0)
         if size > self._record_bytes_max:
             check_size(size, self._record_bytes_max)
         with writer.append_lock:
-            self._appender.heal()
+            appender.heal()
             held = self._slot_state(half)
-            placed = self._appender.append_as_one_locked(ends) if held == _PREPARED else None
+            placed = appender.append_as_one_locked(ends) if held == _PREPARED else None
         if placed is None:
             return self._ended_before(half, kind, held, extra)
         if self._sync_each:
@@ -224,11 +226,11 @@ class StateTableService(TransactionalMessageService):
         is_found = kind is _COMMIT and ends[0].topic != SCHEDULE_TOPIC
         return new_ended(kind, placed.commitlog_offset, placed.queue_offset if is_found else None)
 
-    def _ended_by(self, kind: TransactionType, placed: Appended) -> Ended:
-        """The end that the C module stored."""
+    def _settled(self, ended: Ended) -> Ended:
+        """An end that the C module stored, as durable as the sync mode says."""
         if self._sync_each:
             self._writer.settle(self._writer.control.words[_TAIL])
-        return new_ended(kind, placed.commitlog_offset, placed.queue_offset if kind is _COMMIT else None)
+        return ended
 
     def _known(self, half: Reference) -> PendingRecord:
         """The half message that a reference names, once it is sure that it names this one.

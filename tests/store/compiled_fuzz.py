@@ -171,12 +171,14 @@ def calls(
         )
         given = {
             "append": [chance.record()],
-            "end": [chance.record(), *place, chance.choice([8, 12, chance.number()]), 5, *extra],
+            "end": [chance.record(), *place, chance.choice([8, 12, chance.number()]), 5, SimpleNamespace, "state", *extra],
             "half": [
                 SimpleNamespace, chance.text(), chance.raw(), ("k",), properties, chance.number(), 1,
                 chance.choice(TEXTS), chance.origin(), *extra,
             ],
-            "end_kept": [*place, chance.choice(TEXTS), chance.choice([8, 12, chance.number()]), 5, *extra],
+            "end_kept": [
+                *place, chance.choice(TEXTS), chance.choice([8, 12, chance.number()]), 5, SimpleNamespace, "state", *extra,
+            ],
             "draft": [
                 PendingRecord, chance.text(), chance.raw(), properties, chance.number(), 1, 4, None, chance.origin(),
                 *extra,

@@ -70,8 +70,8 @@ class Appender:
         made = compiled_append(log, control, dispatcher, lock, layout, clock, self._cached, _now_ns)
         self.compiled_append: CompiledAppend = made.append if made else lambda _draft: None
         self.compiled_half: Callable[..., Any] = made.half if made else lambda *_: None
-        self.compiled_end_kept: CompiledAppend = made.end_kept if made else lambda *_: None
-        self.compiled_end: CompiledAppend = made.end if made else lambda *_: None
+        self.compiled_end_kept: Callable[..., Any] = made.end_kept if made else lambda *_: None
+        self.compiled_end: Callable[..., Any] = made.end if made else lambda *_: None
 
     def append(self, drafts: Sequence[PendingRecord]) -> list[Appended]:
         """Append records together: all of them come to exist at one instant, in one segment.

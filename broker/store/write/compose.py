@@ -84,12 +84,16 @@ def statement_of(
     A delayed message also states the topic and queue that it is meant for. Raises MessageRejected.
     """
     now_ms, level = time.time_ns() // 1_000_000, 0
-    if group is not None:
+    if group is not None and type(group) is not str:
         group = plain_text(group)
     try:
         unique_key = extra.get(names.UNIQ_KEY) if extra else None
         unique_key = new_unique_key(now_ms) if unique_key is None else unique_key
-        properties = _stored_properties(message, unique_key, group, extra)
+        properties = None
+        if _fast_properties is not None and type(message) is Message:
+            properties = _fast_properties(message.properties, message.tag, message.keys, unique_key, group, extra)
+        if properties is None:
+            properties = _stored_properties(message, unique_key, group, extra)
     except (AttributeError, TypeError):
         check_arguments(message, queue_id, extra)
         raise
@@ -206,10 +210,6 @@ def _stored_properties(
 
     Raises MessageRejected.
     """
-    if _fast_properties is not None and type(message) is Message:
-        made = _fast_properties(message.properties, message.tag, message.keys, unique_key, group, extra)
-        if made is not None:
-            return made
     properties = message.stored_properties
     properties[names.UNIQ_KEY] = unique_key
     if group is not None:

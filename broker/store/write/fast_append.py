@@ -212,8 +212,9 @@ class CompiledAppender(Protocol):
 
     append: CompiledAppend  # (record)
     half: Callable[..., Any]  # (class of the result, topic, body, keys, properties, queue, born milliseconds, group)
-    end_kept: CompiledAppend  # (CommitLog offset of what `half` stored, slot, group, kind, milliseconds since 1970)
-    end: CompiledAppend  # (any half message, its CommitLog offset, its slot, kind, milliseconds since 1970)
+    # (CommitLog offset of what `half` stored, slot, group, kind, milliseconds since 1970, class of the result, state)
+    end_kept: Callable[..., Any]
+    end: Callable[..., Any]  # (any half message, its CommitLog offset, its slot, kind, … the same)
 
 
 def compiled_append(
