@@ -169,16 +169,15 @@ def calls(
         properties = (
             {chance.choice(TEXTS): chance.text() for _ in range(3)} if chance.random() < 0.9 else chance.thing()
         )
+        decision = [chance.choice([8, 12, chance.number()]), 5, SimpleNamespace, "state"]
         given = {
             "append": [chance.record()],
-            "end": [chance.record(), *place, chance.choice([8, 12, chance.number()]), 5, SimpleNamespace, "state", *extra],
+            "end": [chance.record(), *place, *decision, *extra],
             "half": [
                 SimpleNamespace, chance.text(), chance.raw(), ("k",), properties, chance.number(), 1,
                 chance.choice(TEXTS), chance.origin(), *extra,
             ],
-            "end_kept": [
-                *place, chance.choice(TEXTS), chance.choice([8, 12, chance.number()]), 5, SimpleNamespace, "state", *extra,
-            ],
+            "end_kept": [*place, chance.choice(TEXTS), *decision, *extra],
             "draft": [
                 PendingRecord, chance.text(), chance.raw(), properties, chance.number(), 1, 4, None, chance.origin(),
                 *extra,
