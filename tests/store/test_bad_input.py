@@ -127,6 +127,18 @@ def test_no_permission() -> None:
         path.chmod(0o700)
 
 
+def test_a_directory_in_a_store_of_ours_that_is_closed_to_the_application() -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory).chmod(0o755)
+        path = Path(directory, "store")
+        with broker.open(path, layout=broker.StoreLayout.small()) as store:
+            store.create_topic("t")
+            store.append(broker.Message("t", b"x"))
+        (path / "backup").mkdir(mode=0)
+        with as_nobody(), broker.open(path, read_only=True) as store:
+            assert [one.body for one in store.records()] == [b"x"]
+
+
 def test_who_may_not_write_is_told_to_be_one_who_may(tmp_path: Path) -> None:
     error = refused(PermissionError(errno.EACCES, "Permission denied"), str(tmp_path))
     assert str(error).endswith("run as one who may write it")

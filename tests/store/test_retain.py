@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,6 +60,16 @@ def later_ms(store: LiveStore) -> int:
 
 def names(path: Path, *parts: str) -> list[str]:
     return sorted(item.name for item in path.joinpath(*parts).iterdir())
+
+
+def test_an_archive_of_what_was_removed_is_no_part_of_the_log(store: LiveStore, tmp_path: Path) -> None:
+    (tmp_path / "archive").mkdir()
+    shutil.copy(tmp_path / "commitlog" / f"{0:020}", tmp_path / "archive")
+    done = store.retain(ALL, now_ms=later_ms(store))
+    report = verify(tmp_path)
+    assert report.findings.counts == {}
+    with broker.open(tmp_path, read_only=True) as reader:
+        assert next(iter(reader.records())).commitlog_offset == done.begin
 
 
 def test_old_segments_go_and_what_is_derived_from_them(store: LiveStore, tmp_path: Path) -> None:

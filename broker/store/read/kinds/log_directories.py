@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator
 
 from broker.store.disk.files import Disk, Entry, Missing
+from broker.store.disk.paths import Paths
 from broker.store.read.inventory import kind_of
 from broker.store.read.segments import is_base
 
@@ -16,8 +17,11 @@ from broker.store.read.segments import is_base
 def other_log_directories(disk: Disk, store: str) -> Iterator[str]:
     """Those inside a store, for which they are stands in the configuration of its broker alone.
 
-    They hold nothing but segments, and none that commitlog/ has.
+    They hold nothing but segments, and none that commitlog/ has. None in a store of ours: what lies there is a
+    person's, be it closed to this user or an archive of segments that retention removed.
     """
+    if disk.entry(Paths(store).store_json) is not None:
+        return
     own = _bases(_entries(disk, os.path.join(store, "commitlog")))
     for entry in _entries(disk, store):
         if entry.is_directory and kind_of(f"{entry.name}/") is None:
