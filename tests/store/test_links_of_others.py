@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -134,3 +135,15 @@ def test_a_link_of_roots_that_leads_to_a_link_of_anothers(path: Path) -> None:
     with pytest.raises(StoreError):
         Disk().write_file(str(root / "round" / "file"), b"x")
     assert sorted(one.name for one in root.iterdir()) == ["round", "to-theirs"]
+
+
+def test_root_goes_through_proc_where_the_kernel_says(tmp_path: Path) -> None:
+    """Into a container, say: `/proc/PID/root` reads `/`, and belongs to the user of its process."""
+    there = tmp_path / "there"
+    there.mkdir()
+    with subprocess.Popen(["sleep", "60"], cwd=there, user=NOBODY) as process:
+        try:
+            Disk().write_file(f"/proc/{process.pid}/cwd/file", b"x")
+        finally:
+            process.kill()
+    assert (there / "file").read_bytes() == b"x"

@@ -116,6 +116,8 @@ def _followed(name: str, flags: int, at: int | None, shown: str, links: int = 0)
         link = os.stat(name, dir_fd=at, follow_symlinks=False) if error.errno in (errno.ELOOP, errno.ENOTDIR) else None
         if link is None or not stat.S_ISLNK(link.st_mode) or links == _LINKS_MAX:
             raise
+    if link.st_dev == _device_of_proc():  # no user made it, and its text is not where it leads
+        return os.open(name, flags, dir_fd=at)
     if link.st_uid == 0:
         return _reached(os.readlink(name, dir_fd=at), flags, at, shown, links + 1)
     try:
@@ -126,6 +128,14 @@ def _followed(name: str, flags: int, at: int | None, shown: str, links: int = 0)
         os.close(found)
         raise _planted(shown, link.st_uid)
     return found
+
+
+def _device_of_proc() -> int:
+    """Of the file system by which root reaches into containers, by `root` of a process. -1 without one."""
+    try:
+        return os.stat("/proc/self", follow_symlinks=False).st_dev
+    except OSError:
+        return -1
 
 
 def _planted(path: str, owner: int) -> StoreError:
