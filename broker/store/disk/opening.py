@@ -95,8 +95,20 @@ def check_no_link(path: str) -> None:
 def _above(path: str) -> Iterator[tuple[str, int]]:
     """The name of a path, and a descriptor of the directory above it, for root. Raises OSError, StoreError."""
     above, name = os.path.split(os.path.abspath(path))
-    directory = OpenFile(_reached(above, _STEP, None, above))
+    directory = _directory(above)
     yield name, directory.descriptor
+
+
+def _directory(path: str) -> OpenFile:
+    """A directory, reached by root. Raises OSError, StoreError.
+
+    By the kernel, which is quick: where that came to another place than the path, or /proc is not there, name by name.
+    """
+    with contextlib.suppress(OSError):
+        found = OpenFile(os.open(path, _STEP))
+        if os.readlink(f"/proc/self/fd/{found.descriptor}") == path:
+            return found
+    return OpenFile(_reached(path, _STEP, None, path))
 
 
 def _reached(path: str, flags: int, start: int | None, shown: str, links: int = 0) -> int:
