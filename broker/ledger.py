@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["COMMITTED", "ROLLED_BACK", "Ledger", "executor"]
 
 _SQLITE = "sqlite"
+_DIALECTS = (_SQLITE, "postgresql", "mysql", "mariadb")
 _TURN_S = 1.0
 _log = logging.getLogger("broker")
 
@@ -55,8 +56,8 @@ class Ledger(BoundLedger):
 
     `engine` is the SQLAlchemy engine (or async engine) of the database that the application's sessions use; `schema`
     (None: that of the connection) and `table` say where the table lies. Raises BrokerError for what is not an engine,
-    for a name that is not text, and for a database in memory, which one connection holds: what is not committed there
-    cannot be distinguished from what is.
+    for a name that is not text, for a database that is not one of SQLite, PostgreSQL, MySQL and MariaDB, and for one in
+    memory, which one connection holds: what is not committed there cannot be distinguished from what is.
     """
 
     making_tables: str = "ledger.create_all(), or with Alembic by a migration of ledger.metadata"
@@ -72,6 +73,9 @@ class Ledger(BoundLedger):
         self.is_async: bool = hasattr(engine, "sync_engine")
         """Whether the engine is an async one."""
         self._engine: Engine = engine.sync_engine if hasattr(engine, "sync_engine") else engine
+        if self.dialect not in _DIALECTS:  # check-back knows nothing of its locks and its identity
+            text = "a ledger is in SQLite, PostgreSQL, MySQL or MariaDB"
+            raise BrokerError(f"{text}, and this engine leads to another kind of database: {self.dialect}")
         if self.dialect == _SQLITE and _is_in_memory(self._engine.url):
             raise BrokerError("a ledger needs a database that lives longer than a process: give SQLite a file")
         self.metadata, self.rows, self.marks = _tables(table, schema)

@@ -9,11 +9,10 @@ from unittest.mock import Mock
 import pytest
 from sqlalchemy import URL, Engine, create_engine, event, insert, select, text
 from sqlalchemy.orm import Session
-from sqlalchemy.pool import NullPool
 
 from broker.enlisting.ledger_key import key_time_ms, new_key
 from broker.enlisting.sqlalchemy_join import SqlalchemyTransaction, enlist
-from broker.errors import AlreadyEnded, BrokerError, TransactionError
+from broker.errors import AlreadyEnded, TransactionError
 from broker.ledger import COMMITTED, ROLLED_BACK, Ledger
 from broker.transaction.events import TransactionState
 from broker.transaction.service import Half, TransactionalMessageService
@@ -359,20 +358,6 @@ def test_a_row_that_was_rolled_back_past_the_session_is_missed(postgres_url: URL
         with pytest.raises(TransactionError, match="gone"):
             entry.seal()
     engine.dispose()
-
-
-@pytest.mark.parametrize("engine", ["sqlite:///shop.db", None, b"x", 1])
-def test_what_is_no_engine_is_refused(engine: object) -> None:
-    with pytest.raises(BrokerError, match=r"Ledger\(create_engine"):
-        Ledger(engine)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    "url", ["", "/:memory:", "/file::memory:?cache=shared&uri=true", "/file:shop?mode=memory&cache=shared&uri=true"]
-)
-def test_a_database_in_memory_is_refused(url: str) -> None:
-    with pytest.raises(BrokerError, match="give SQLite a file"):
-        Ledger(create_engine(f"sqlite://{url}", poolclass=NullPool))
 
 
 # The table
