@@ -121,7 +121,7 @@ class SqliteDriver(Driver):
     def execute(self, connection: sqlite3.Connection, statement: Sql) -> list[tuple[Any, ...]]:
         # Not connection.cursor(): a factory or a row_factory is the user's. Not sqlite3.Cursor(connection): the
         # connection would keep a weak reference to each, until somebody calls cursor().
-        cursor = sqlite3.Connection.cursor(connection, sqlite3.Cursor)
+        cursor = sqlite3.Connection.cursor(_bare(connection), sqlite3.Cursor)
         cursor.row_factory = None
         theirs, connection.text_factory = connection.text_factory, str
         try:
@@ -144,6 +144,13 @@ class SqliteDriver(Driver):
     def was_refused(self, connection: sqlite3.Connection, error: BaseException) -> bool:
         """SQLite keeps the transaction open when it refuses: locked by a reader, or a deferred foreign key."""
         return isinstance(error, sqlite3.Error) and connection.in_transaction
+
+
+def _bare(connection: Any) -> Any:
+    """The driver's own connection: OpenTelemetry and other tracers put a proxy around it, which no C method takes."""
+    while not issubclass(type(connection), sqlite3.Connection) and hasattr(connection, "__wrapped__"):
+        connection = connection.__wrapped__
+    return connection
 
 
 class _DenyCommit:
@@ -244,7 +251,7 @@ class PsycopgDriver(Driver):
 
 def driver_of(connection: object) -> Driver | None:
     """The driver of a connection; None for anything else. Raises TransactionError for a connection that cannot do."""
-    if isinstance(connection, sqlite3.Connection):
+    if issubclass(type(_bare(connection)), sqlite3.Connection):
         return _SQLITE
     psycopg = sys.modules.get("psycopg")
     if psycopg is not None:

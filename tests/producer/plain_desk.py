@@ -17,7 +17,7 @@ from tests.backends.backend import Backend
 from tests.backends.shop import TOPICS
 from tests.producer.desk import Desk, desk_at
 
-SQLITE = ("deferred", "immediate", "none", "row-factory", "own-class")
+SQLITE = ("deferred", "immediate", "none", "row-factory", "own-class", "traced")
 POSTGRES = ("plain", "autocommit", "serializable", "dict-row")
 
 
@@ -26,6 +26,29 @@ class OwnConnection(sqlite3.Connection):
 
     def cursor(self, *_: Any) -> Any:
         raise AssertionError("the ledger uses a plain cursor")
+
+
+class TracedConnection:
+    """A connection as OpenTelemetry and others wrap it: it says that it is one, and no method in C takes it."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.__dict__["__wrapped__"] = connection
+
+    @property
+    def __class__(self) -> type[Any]:
+        return sqlite3.Connection
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__wrapped__, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self.__wrapped__, name, value)
+
+    def __enter__(self) -> Any:
+        return self.__wrapped__.__enter__()
+
+    def __exit__(self, *error: object) -> bool:
+        return self.__wrapped__.__exit__(*error)
 
 
 @dataclass
@@ -52,7 +75,8 @@ class PlainDesk(Desk):
         self.execute(session, f"INSERT INTO orders (id) VALUES ({self.first + number})")  # noqa: S608 - a number
 
     def execute(self, connection: Any, statement: str) -> None:
-        cursor = sqlite3.Cursor(connection) if self.is_sqlite else connection.cursor()
+        bare = getattr(connection, "__wrapped__", connection)
+        cursor = sqlite3.Cursor(bare) if self.is_sqlite else connection.cursor()
         cursor.execute(statement)
         cursor.close()
 
@@ -70,7 +94,7 @@ def connect(url: URL, mode: str = "", **options: Any) -> Any:
         found = sqlite3.connect(str(url.database), isolation_level=levels.get(mode, ""), factory=kind, **options)
         if mode == "row-factory":
             found.row_factory, found.text_factory = sqlite3.Row, bytes
-        return found
+        return TracedConnection(found) if mode == "traced" else found
     made = psycopg.connect(
         host=str(url.query["host"]), user=url.username, dbname=url.database, autocommit=mode == "autocommit", **options
     )
