@@ -28,7 +28,7 @@ from broker.database.ledger_binding import LEDGER_BINDING
 from broker.enlisting.enlistment import JoinableTransaction
 from broker.enlisting.sqlalchemy_events import watch
 from broker.enlisting.sqlalchemy_join import SqlalchemyTransaction, doom
-from broker.enlisting.targets import in_a_thread, is_async, session_now, sync_part, target_of
+from broker.enlisting.targets import in_a_thread, is_async, session_now, sync_part, target_of, turn_of
 from broker.errors import TransactionError
 from broker.format import properties as names
 from broker.ledger import Ledger
@@ -192,7 +192,8 @@ class Producer:
             waits = [in_a_thread] if self._destination.prepare_waits else []
             return self._send_in(message, self._joinable(inner), begun, options, *waits)
 
-        return SendResult.of_half(await cast(Any, target).run_sync(work))
+        async with turn_of(target):
+            return SendResult.of_half(await cast(Any, target).run_sync(work))
 
     def send_batch(self, messages: Sequence[Message]) -> list[SendResult]:
         """Send messages of one topic together: all of them or none, one behind the other in one queue.

@@ -85,6 +85,17 @@ def test_one_that_is_awaited_later(desk: Desk, which: str) -> None:
 
 
 @pytest.mark.parametrize("which", WHICH)
+def test_several_at_once_before_the_session_has_a_connection(desk: Desk, which: str) -> None:
+    async def work(target: Any) -> None:
+        await asyncio.gather(*(desk.producer.send_async(desk.message(number), target) for number in (1, 2, 3)))
+        for number in (1, 2, 3):
+            await save(desk, target, number)
+        await target.commit()
+
+    assert run(desk, which, work) == ({1, 2, 3}, {1, 2, 3})
+
+
+@pytest.mark.parametrize("which", WHICH)
 def test_a_task_that_was_cancelled_before_it_began(desk: Desk, which: str) -> None:
     async def work(target: Any) -> None:
         await save(desk, target, 1)
