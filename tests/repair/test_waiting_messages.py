@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from broker.store.recover.due_times import BrokerDueTimes
 from recovery.repair import crash
 from recovery.verify.verifier import verify
 from tests.rebuild.derived_files import on_disk
+from tests.repair.popping import put_popped
 from tests.scan.logs import Log, Wanted
 from tests.store.build import HOST
 
@@ -136,6 +138,22 @@ def test_what_was_popped_and_is_not_acknowledged_is_left_to_its_broker(
     path = golden_copy("kinds/rocketmq-5.3.3-popped")
     with pytest.raises(StoreError, match=r"11 messages were popped, and are not acknowledged.*dump .* popped"):
         take_over(path)
+
+
+def test_what_the_key_value_service_of_pop_knows_is_left_to_its_broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With popConsumerKVServiceEnable: a store of 5.5.0 was taken over, and thirteen messages came to no consumer."""
+    path = tmp_path / "store"
+    store_with_delayed_messages(path, {2: 7_200_000})
+    put_popped(path, 7, 9)
+    before = on_disk(path)
+    with pytest.raises(StoreError, match=r"2 messages were popped, and are not acknowledged.*dump .* popped"):
+        take_over(path)
+    monkeypatch.setitem(sys.modules, "rocksdict", None)
+    with pytest.raises(StoreError, match=r"kvStore is a RocksDB: reading it takes the package rocksdict"):
+        take_over(path)
+    assert on_disk(path) == before
 
 
 def test_a_flipped_bit_in_a_unit_makes_no_delay(tmp_path: Path) -> None:

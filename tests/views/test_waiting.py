@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import broker
 from broker.format import properties as names
 from broker.format.commitlog import encode, make_record
 from broker.format.kinds.timer import DELETES, TimerCheck, TimerSlot, TimerUnit
@@ -19,6 +20,7 @@ from recovery.views.info import look
 from recovery.views.messages import waiting as waiting_messages
 from recovery.views.messages.waiting import popped, timers
 from tests.cli.command import command
+from tests.repair.popping import put_popped
 from tests.spark.inline import comparable, verify_inline
 
 # What the client of the golden store said that it did not acknowledge: queue, queue offset.
@@ -109,6 +111,22 @@ def test_what_was_popped_and_not_acknowledged(
     ran = command(capsys, "dump", path, "popped")
     assert ran.out.count("visible again") == len(batches)
     assert verify(path).ok
+
+
+def test_what_the_key_value_service_of_pop_knows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With popConsumerKVServiceEnable of 5.4 and later nothing of it is in the log: it was not listed."""
+    with broker.open(tmp_path / "store"):
+        pass
+    path = tmp_path / "store"
+    put_popped(path, 7, 9)
+    (batch,) = popped(str(path))
+    assert (batch.topic, batch.queue_id, batch.group, batch.queue_offsets) == ("Plain", 1, "pop_g", (7, 9))
+    assert (batch.visible_ms - batch.popped_ms, batch.commitlog_offset) == (30_000, None)
+    assert "queue offsets 7, 9" in command(capsys, "dump", path, "popped").out
+    put_popped(path, 11, without=("offset",))
+    ran = command(capsys, "dump", path, "popped")
+    assert ran.code == 4
+    assert f"{path}/kvStore: a row of popState is not what RocketMQ 5.4 and 5.5 write" in ran.err
 
 
 def _slots(path: Path) -> list[int]:

@@ -3,30 +3,33 @@
     for message in timers("shop.store"): message.due_ms, message.topic, message.keys
     for batch in popped("shop.store"): batch.group, batch.queue_offsets
 
-RocketMQ: TimerMessageStore, PopReviveService.consumeReviveMessage (5.3.3).
+RocketMQ: TimerMessageStore, PopReviveService.consumeReviveMessage (5.3.3); PopConsumerRocksdbStore (5.5.0).
 """
 
 from __future__ import annotations
 
 import contextlib
 import heapq
-from collections import Counter
+import os
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from operator import attrgetter
 from typing import Any
 
 import broker
-from broker.errors import CorruptRecord
+from broker.errors import CorruptRecord, CorruptStore
 from broker.format import config
 from broker.format import properties as names
 from broker.format.commitlog import Record
 from broker.format.topics import REVIVE_GROUP, REVIVE_PREFIX, TIMER_TOPIC
-from broker.store.disk.files import Disk
+from broker.store.disk.files import Disk, Entry
 from broker.store.read.directory import StoreDirectory
+from broker.store.read.kinds.rocksdb import is_rocksdb, open_rocksdb
 from broker.store.read.kinds.timers import Timers, read_timers
 
 _CHECKPOINT, _ACKNOWLEDGED, _SEVERAL = "ck", "ack", "bAck"
+_KEY_VALUE_SERVICE, _POPPED = "kvStore", "popState"  # a RocksDB, and its column family
 _QUEUE = 0
 _HELD = 100_000  # listed in order of time; more are counted, and the earliest of them listed
 
@@ -58,7 +61,7 @@ class PoppedMessages:
     popped_ms: int
     visible_ms: int
     queue_offsets: tuple[int, ...]
-    commitlog_offset: int  # of the checkpoint
+    commitlog_offset: int | None  # of the checkpoint; None of a pop that the key-value service knows
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -87,7 +90,8 @@ def count_timers(path: str) -> tuple[int, int, int]:
 def popped(path: str) -> list[PoppedMessages]:
     """What consumers popped and did not acknowledge, by when it is visible again. Raises NotAStore.
 
-    A broker keeps the newest checkpoints and acknowledgements in memory; in the RocksDB of 5.4 they are not seen here.
+    A broker keeps the newest checkpoints and acknowledgements in memory. Those of its key-value service are in a
+    RocksDB: raises NoRocksDB without the extra, CorruptStore for one that cannot be read.
     """
     with broker.open(path, read_only=True) as store:
         positions = store.consumer_offsets().positions
@@ -99,7 +103,29 @@ def popped(path: str) -> list[PoppedMessages]:
                     done = positions.get((topic, REVIVE_GROUP), {}).get(queue_id, -1)
                     notes += _from_queue(store, topic, queue_id, done + 1)
         notes += [record for _, record in _timed_records(store) if _real_topic(record).startswith(REVIVE_PREFIX)]
-        return _unacknowledged(notes)
+    return sorted([*_unacknowledged(notes), *_in_key_value_service(path)], key=attrgetter("visible_ms"))
+
+
+def _in_key_value_service(path: str) -> list[PoppedMessages]:
+    """What the service of 5.4 and later has rows of: a row for each message, removed when it is acknowledged."""
+    directory, disk = os.path.join(path, _KEY_VALUE_SERVICE), Disk()
+    if not is_rocksdb(directory, disk) or not any(map(_may_hold_rows, disk.entries(directory))):
+        return []
+    batches: defaultdict[tuple[str, int, str, int, int], list[int]] = defaultdict(list)
+    with open_rocksdb(directory, disk) as database:
+        for _, value in database.items(_POPPED):
+            try:
+                row = config.loads(value)
+                popped_ms, place = int(row["popTime"]), (str(row["topicId"]), int(row["queueId"]), str(row["groupId"]))
+                batches[*place, popped_ms, popped_ms + int(row["invisibleTime"])].append(int(row["offset"]))
+            except (CorruptRecord, KeyError, TypeError, ValueError) as error:
+                text = f"{directory}: a row of {_POPPED} is not what RocketMQ 5.4 and 5.5 write: {value[:80]!r}"
+                raise CorruptStore(text, path=directory) from error
+    return [PoppedMessages(*pop, tuple(offsets), None) for pop, offsets in batches.items()]
+
+
+def _may_hold_rows(entry: Entry) -> bool:
+    return entry.size > 0 and entry.name.endswith((".sst", ".log"))
 
 
 def _unacknowledged(notes: list[Record]) -> list[PoppedMessages]:
@@ -121,7 +147,7 @@ def _unacknowledged(notes: list[Record]) -> list[PoppedMessages]:
         if known is not None:
             left = tuple(one for one in known.queue_offsets if one not in acknowledged)
             checkpoints[_pop_of(body)] = replace(known, queue_offsets=left)
-    return sorted((one for one in checkpoints.values() if one.queue_offsets), key=attrgetter("visible_ms"))
+    return [one for one in checkpoints.values() if one.queue_offsets]
 
 
 def _pop_of(body: dict[str, Any]) -> tuple[Any, ...]:
