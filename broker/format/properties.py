@@ -37,6 +37,7 @@ REAL_TOPIC = "REAL_TOPIC"  # where a half, delayed or retried message belongs
 REAL_QID = "REAL_QID"
 TRANSACTION_ID = "__transactionId__"
 TRANSACTION_CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
+TRANS_OFFSET = "TRANS_OFFSET"  # of an op message of 5.5's RocksDB: the CommitLog offset of the half message
 CHECK_IMMUNITY_TIME_IN_SECONDS = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 TRAN_PREPARED_QUEUE_OFFSET = "TRAN_PREPARED_QUEUE_OFFSET"  # of the first half message, on a renewed one
 

@@ -12,6 +12,9 @@ from broker.errors import MessageRejected, shown
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"  # since 4.3.0
 OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 OP_TAG = "d"
+# Since 5.5.0, with transRocksDBEnable and without transWriteOriginTransHalfEnable; a RocksDB says what is in doubt.
+HALF_TOPIC_OF_ROCKSDB = "RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC"
+OP_TOPIC_OF_ROCKSDB = "RMQ_SYS_ROCKSDB_TRANS_OP_HALF_TOPIC"
 PARK_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"  # since 4.5.2: half messages that nobody would answer for
 CHECK_GROUP = "CID_RMQ_SYS_TRANS"  # its offsets are the progress of the check loop
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"  # queue id = delay level - 1
@@ -31,13 +34,16 @@ REVIVE_GROUP = "CID_RMQ_SYS_REVIVE_GROUP"
 # fmt: off
 SYSTEM_TOPICS = frozenset((
     AUTO_CREATE_TOPIC, SCHEDULE_TOPIC, HALF_TOPIC, OP_TOPIC, PARK_TOPIC, "BenchmarkTest", "RMQ_SYS_TRACE_TOPIC",
-    "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT", "CHECKPOINT_TOPIC",
+    "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT", "CHECKPOINT_TOPIC", HALF_TOPIC_OF_ROCKSDB, OP_TOPIC_OF_ROCKSDB,
 ))
 # fmt: on
-SEND_REFUSED_TOPICS = frozenset(
-    (SCHEDULE_TOPIC, HALF_TOPIC, OP_TOPIC, PARK_TOPIC, "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT")
-)
-"""Topics to which applications may not send. RocketMQ: TopicValidator.NOT_ALLOWED_SEND_TOPIC_SET (5.3.3)."""
+# fmt: off
+SEND_REFUSED_TOPICS = frozenset((
+    SCHEDULE_TOPIC, HALF_TOPIC, OP_TOPIC, PARK_TOPIC, "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT", HALF_TOPIC_OF_ROCKSDB,
+    OP_TOPIC_OF_ROCKSDB,
+))
+# fmt: on
+"""Topics to which applications may not send. RocketMQ: TopicValidator.NOT_ALLOWED_SEND_TOPIC_SET (5.5.0)."""
 
 TOPIC_SIZE_MAX = 127
 RETRY_TOPIC_SIZE_MAX = 255  # a retry topic's, in bytes; it is made from a group's name, not validated

@@ -8,6 +8,9 @@
 | renewed, checked | never | never | a later half with the same unique key; TRANSACTION_CHECK_TIMES |
 | parked | a record in the park topic that names the half | never | a record in the park topic with its unique key |
 
+Halves of 5.5 may be in a topic of its RocksDB, whose op messages name them by their CommitLog offsets. Its broker parks
+none of them: it forgets those that nobody answers for.
+
 Everything here is a table or a function of plain values. The functions use only operators that NumPy arrays have too,
 so the live broker, the local engine and Spark ask the same question of one record or of a million.
 """
@@ -21,7 +24,14 @@ from typing import Any, NamedTuple
 from broker.format import properties as names
 from broker.format.statetable import RENEWED
 from broker.format.sysflag import TransactionType
-from broker.format.topics import HALF_TOPIC, OP_TOPIC, PARK_TOPIC, SCHEDULE_TOPIC
+from broker.format.topics import (
+    HALF_TOPIC,
+    HALF_TOPIC_OF_ROCKSDB,
+    OP_TOPIC,
+    OP_TOPIC_OF_ROCKSDB,
+    PARK_TOPIC,
+    SCHEDULE_TOPIC,
+)
 
 
 class TransactionState(enum.IntEnum):
@@ -79,6 +89,8 @@ class TopicKind(enum.IntEnum):
 _TOPIC_KINDS = {
     HALF_TOPIC: TopicKind.HALF,
     OP_TOPIC: TopicKind.OP,
+    HALF_TOPIC_OF_ROCKSDB: TopicKind.HALF,
+    OP_TOPIC_OF_ROCKSDB: TopicKind.OP,
     PARK_TOPIC: TopicKind.PARK,
     SCHEDULE_TOPIC: TopicKind.SCHEDULE,
 }

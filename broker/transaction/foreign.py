@@ -9,7 +9,7 @@ import json
 from itertools import islice
 
 from broker.errors import CorruptStore, StoreError
-from broker.format.topics import HALF_TOPIC
+from broker.format.topics import HALF_TOPIC, HALF_TOPIC_OF_ROCKSDB
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
 from broker.store.engines.half_op import HALF_OP
@@ -84,7 +84,8 @@ def _refused(path: str, reason: str) -> StoreError:
 
 def _has_halves_of_4(store: Store) -> bool:
     """Whether a broker of 4.3 or later wrote half messages to a store of ours."""
-    return any(store.queue_range(HALF_TOPIC, queue_id)[1] for queue_id in store.queues(HALF_TOPIC))
+    topics = (HALF_TOPIC, HALF_TOPIC_OF_ROCKSDB)
+    return any(store.queue_range(topic, queue_id)[1] for topic in topics for queue_id in store.queues(topic))
 
 
 def _generation(store: Store) -> Generation:

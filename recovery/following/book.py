@@ -31,8 +31,9 @@ from broker.transaction.events import (
 )
 from recovery.findings import Finding, Findings
 from recovery.following.book_reading import SCHEMA, Batch, BookReader
+from recovery.scan.spill import pick
 from recovery.sqlite_files import explained_sqlite
-from recovery.transactions.events import EVENT, OP, Names, Redeliveries, Rows
+from recovery.transactions.events import EVENT, OP, Names, Redeliveries, Rows, named_numbers
 from recovery.transactions.outcomes import Outcomes, Transactions
 
 _BATCH_BYTES = 16 << 20  # of log in one row of `batches`, at most: what is verified again after a cut
@@ -126,21 +127,22 @@ class FollowedBook(BookReader):
         """Store events under the keys of their transactions; these keys."""
         own = np.isin(rows["kind"], _OWN)
         halves = {int(row["offset"]): _key_of_half(row) for row in rows[own]}
+        named = pick(rows, rows["kind"] == EventKind.HALF)
         places = {
-            (int(row["queue_id"]), int(row["queue_offset"])): halves[int(row["offset"])]
-            for row in rows[rows["kind"] == EventKind.HALF]
+            (int(row["queue_id"]), number): halves[int(row["offset"])]
+            for row, number in zip(named, named_numbers(named).tolist(), strict=True)
         }
         self._db.executemany(
             "INSERT OR REPLACE INTO halves VALUES (?, ?, ?, ?, ?)",
             [(int(row["offset"]), halves[int(row["offset"])], int(row["kind"]), int(row["queue_id"]),
-              int(row["queue_offset"])) for row in rows[own]],
+              number) for row, number in zip(rows[own], named_numbers(rows[own]).tolist(), strict=True)],
         )  # fmt: skip
         keys = [self._key(row, halves) for row in rows]
         events = [(key, int(row["offset"]), row.tobytes()) for key, row in zip(keys, rows, strict=True)]
         self._db.executemany("INSERT OR REPLACE INTO events VALUES (?, ?, ?)", events)
-        named = [(self._key_of_place(int(op["queue_id"]), int(op["queue_offset"]), places), *op.tolist()) for op in ops]
-        self._db.executemany("INSERT INTO ops VALUES (?, ?, ?, ?)", named)
-        return {*keys, *(row[0] for row in named if row[0])}
+        ended = [(self._key_of_place(int(op["queue_id"]), int(op["queue_offset"]), places), *op.tolist()) for op in ops]
+        self._db.executemany("INSERT INTO ops VALUES (?, ?, ?, ?)", ended)
+        return {*keys, *(row[0] for row in ended if row[0])}
 
     def _key(self, row: Any, halves: dict[int, bytes]) -> bytes:
         half, kind = int(row["half"]), int(row["kind"])

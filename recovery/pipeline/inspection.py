@@ -39,7 +39,7 @@ from recovery.scan.record_at import record_at
 from recovery.scan.records import Records
 from recovery.scan.scanner import Damage
 from recovery.scan.spill import joined, pick
-from recovery.transactions.events import EVENT, OP, Rows, extract, extract_ops, with_events
+from recovery.transactions.events import EVENT, OP, Rows, extract, extract_ops, named_numbers, with_events
 from recovery.transactions.fingerprint import fingerprints
 from recovery.verify.record_checks import WANTS, wrong_crcs, wrong_fields
 
@@ -178,7 +178,7 @@ class Inspection:
         strings = pa.concat_tables(self._strings) if self._strings else None
         halves = pick(rows, rows["kind"] == EventKind.HALF)
         for queue_id in np.unique(halves["queue_id"]).tolist():
-            least = int(halves["queue_offset"][halves["queue_id"] == queue_id].min())
+            least = int(named_numbers(halves)[halves["queue_id"] == queue_id].min())
             self.summary.least_half[queue_id] = least
         by_unique_key = (rows["kind"] == EventKind.PARKED) & (rows["half"] < 0)
         parked, rows = pick(rows, by_unique_key), pick(rows, ~by_unique_key)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from broker.errors import CorruptStore, StoreError, StoreLocked
-from broker.format.topics import HALF_TOPIC, REVIVE_PREFIX
+from broker.format.topics import HALF_TOPIC, HALF_TOPIC_OF_ROCKSDB, REVIVE_PREFIX
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import HALF_OP, STATE_TABLE, Paths
 from broker.store.disk.store_lock import StoreLock
@@ -44,12 +44,13 @@ _REASON = "checkback took the store over and made these files again"
 
 
 class _Watching(Build):
-    """Notes the first half message that its broker put among delayed messages.
+    """Notes the first half message that its broker put among delayed messages, and whether a RocksDB knows others.
 
     Raises CorruptStore at once for a record that was stored at no time: the clock of the store goes on from there.
     """
 
     diverted_at: int | None = None
+    is_of_rocksdb = False
 
     def _judge(self, records: Records, kinds: Kinds) -> None:
         super()._judge(records, kinds)
@@ -58,6 +59,7 @@ class _Watching(Build):
             text = f"{self.files.commitlog_file(place)} at CommitLog offset {place}: the record's store_timestamp_ms is"
             text = f"{text} not a time, and later records would be stored behind it. Nothing was changed"
             raise CorruptStore(f"{text}. Run: checkback salvage {self.files.path} OUT", path=self.files.path)
+        self.is_of_rocksdb |= HALF_TOPIC_OF_ROCKSDB.encode() in kinds.topics
         found = [places[0] for places in diverted_halves(records, kinds) if len(places)]
         if found and self.diverted_at is None:
             self.diverted_at = int(min(found))
@@ -73,6 +75,11 @@ class _UpToTheEnd(Rebuilding):
 
     def _finish(self, build: Build) -> None:
         super()._finish(build)
+        assert isinstance(build, _Watching)
+        if build.is_of_rocksdb:
+            text = f"{self.path} has half messages in {HALF_TOPIC_OF_ROCKSDB}, where only RocketMQ 5.5 settles them"
+            text = f"{text}. Nothing was changed. Leave the store to its broker until retention has removed them"
+            raise StoreError(text, path=self.path)
         if self.ours:
             return
         for topic, begun in build.lives.again.items():
@@ -80,7 +87,7 @@ class _UpToTheEnd(Rebuilding):
             text += f"offset {begun}. The log has its messages of before, and consumers would get them again"
             text += ". Leave the store to its broker until retention has removed them"
             raise StoreError(text, path=self.path)
-        at = build.diverted_at if isinstance(build, _Watching) else None
+        at = build.diverted_at
         if at is not None:
             text = f"{self.path}: the half message at CommitLog offset {at} has a delay. RocketMQ put it among delayed "
             text += "messages, where its end does not find it, and no other program could settle it as its broker does"

@@ -10,7 +10,7 @@ from broker.format import properties as names
 from broker.format.commitlog import Record
 from broker.format.consumequeue import Unit
 from broker.format.sysflag import TransactionType
-from broker.format.topics import HALF_TOPIC, SCHEDULE_TOPIC
+from broker.format.topics import HALF_TOPIC, HALF_TOPIC_OF_ROCKSDB, SCHEDULE_TOPIC
 from broker.store.read.store import Store
 from broker.transaction.events import target_topic
 from recovery.scan.store_files import StoreFiles
@@ -29,7 +29,7 @@ def ends_of(path: str, store: Store, commitlog_offset: int) -> Iterator[Record]:
     this does not look for. Raises StoreError, CorruptRecord.
     """
     half = store.record(commitlog_offset)
-    if half is not None and half.topic == HALF_TOPIC:
+    if half is not None and half.topic in (HALF_TOPIC, HALF_TOPIC_OF_ROCKSDB):
         yield from _deliveries_of(store, half)
         return
     units = UnitFile(StoreFiles.open(path).redo_log, _UNIT)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from broker.errors import CorruptRecord
 from broker.format import properties as names
 from broker.format.record import opmessage
-from broker.format.topics import HALF_TOPIC, OP_TAG, TIMER_TOPIC
+from broker.format.topics import HALF_TOPIC, HALF_TOPIC_OF_ROCKSDB, OP_TAG, OP_TOPIC_OF_ROCKSDB, TIMER_TOPIC
 from broker.transaction.events import (
     PARKED,
     PARKED_OFFSET,
@@ -39,7 +39,7 @@ EVENT = np.dtype(
         ("offset", "i8"),  # CommitLog offset of the record itself
         ("kind", "u1"),  # an EventKind
         ("size", "i4"),
-        ("queue_id", "i4"),
+        ("queue_id", "i4"),  # OF_ROCKSDB for a half message that an op message names by its CommitLog offset
         ("queue_offset", "i8"),  # of a prepared record its slot, of a half record its place in the half queue
         ("store_ms", "i8"),
         ("born_ms", "i8"),
@@ -59,6 +59,7 @@ EVENT = np.dtype(
 _IS_ELSEWHERE = np.isin(np.arange(256), list(TARGET_IN_PROPERTIES))  # by kind of topic
 
 OP = np.dtype([("queue_id", "i4"), ("queue_offset", "i8"), ("offset", "i8")])  # one for each half that an op names
+OF_ROCKSDB = -1
 
 
 class Names:
@@ -104,7 +105,9 @@ def extract(records: Records, kinds: Kinds, interned: Names) -> Rows:
         return rows
     part = records.take(which)
     rows["offset"], rows["kind"], rows["size"] = part.offsets, kinds.events[which], part.sizes
-    rows["queue_id"], rows["queue_offset"] = part.field("queue_id"), part.field("queue_offset")
+    of_rocksdb = part.in_topic(HALF_TOPIC_OF_ROCKSDB.encode())
+    rows["queue_id"] = np.where(of_rocksdb, OF_ROCKSDB, part.field("queue_id"))
+    rows["queue_offset"] = part.field("queue_offset")
     rows["store_ms"], rows["born_ms"] = part.field("store_timestamp_ms"), part.field("born_timestamp_ms")
     rows["body_crc"] = part.field("body_crc")
     rows["group"] = interned.numbers(part.values(names.PGROUP))
@@ -162,6 +165,27 @@ def extract_ops(records: Records, kinds: Kinds) -> Rows:
         return np.zeros(0, OP)
     part = records.take(which)
     part = part.take(np.flatnonzero(part.values(names.TAGS).are(OP_TAG.encode())))
+    of_rocksdb = part.in_topic(OP_TOPIC_OF_ROCKSDB.encode())
+    if of_rocksdb.any():
+        others = part.take(np.flatnonzero(~of_rocksdb))
+        return np.concatenate((_ops(others), _ops_of_rocksdb(part.take(np.flatnonzero(of_rocksdb)))))
+    return _ops(part)
+
+
+def _ops_of_rocksdb(part: Records) -> Rows:
+    """Each names one half message. RocketMQ: TransMessageRocksDBStore.makeOpMessageInner (5.5.0)."""
+    rows = np.zeros(len(part), OP)
+    rows["queue_id"], rows["offset"] = OF_ROCKSDB, part.offsets
+    rows["queue_offset"] = numbers_in(part.values(names.TRANS_OFFSET), missing=-1)
+    return rows[rows["queue_offset"] >= 0]
+
+
+def named_numbers(halves: Rows) -> Ints:
+    """The number by which op messages name each half message: its queue offset, or its CommitLog offset."""
+    return np.where(halves["queue_id"] == OF_ROCKSDB, halves["offset"], halves["queue_offset"])
+
+
+def _ops(part: Records) -> Rows:
     counts, numbers = _op_numbers(part.bodies)
     rows = np.zeros(len(numbers), OP)
     rows["queue_id"], rows["offset"] = part.field("queue_id").repeat(counts), part.offsets.repeat(counts)
@@ -205,7 +229,8 @@ def diverted_halves(records: Records, kinds: Kinds) -> tuple[Ints, Ints]:
     if not len(which):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     part = records.take(which)
-    halves = part.values(names.REAL_TOPIC).are(HALF_TOPIC.encode())
+    targets = part.values(names.REAL_TOPIC)
+    halves = targets.are(HALF_TOPIC.encode()) | targets.are(HALF_TOPIC_OF_ROCKSDB.encode())
     again = timed[which] & (part.values(names.TIMER_ROLL_TIMES).lengths > 0)
     return part.offsets[halves & scheduled[which]], part.offsets[halves & timed[which] & ~again]
 

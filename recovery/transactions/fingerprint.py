@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from broker.format import properties as names
 from broker.format.sysflag import TRANSACTION_MASK
-from broker.format.topics import HALF_TOPIC, SCHEDULE_TOPIC
+from broker.format.topics import HALF_TOPIC, HALF_TOPIC_OF_ROCKSDB, SCHEDULE_TOPIC
 from broker.store.engines.half_op import HALF_DELAY
 from broker.transaction.events import BY, WHY, EventKind
 from recovery.scan.records import Records
@@ -29,7 +29,8 @@ Numbers = npt.NDArray[np.uint64]
 
 _COPIED = ("flag", "born_timestamp_ms", "born_port", "store_port", "reconsume_times")
 _ADDRESSES = ("born_address", "store_address")
-_ELSEWHERE = (HALF_TOPIC.encode(), SCHEDULE_TOPIC.encode())  # topics whose records are meant for another
+# Topics whose records are meant for another.
+_ELSEWHERE = (HALF_TOPIC.encode(), HALF_TOPIC_OF_ROCKSDB.encode(), SCHEDULE_TOPIC.encode())
 _OF_ITS_OWN = frozenset((names.CRC32, WHY, BY))  # what a record may say that the other does not
 _CHECKS = f"property {names.TRANSACTION_CHECK_TIMES}"  # an end may state it where its half message does not
 # A message of several queues is written with new properties when it is committed: CommitLog.asyncPutMessage (5.3.3).

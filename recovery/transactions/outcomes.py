@@ -25,7 +25,7 @@ from broker.transaction.events import (
 from recovery.findings import Finding, Findings
 from recovery.scan.spill import PARTITION_BYTES, Spill, pick
 from recovery.transactions.digest import ENTRY
-from recovery.transactions.events import EVENT, OP, Rows, identity
+from recovery.transactions.events import EVENT, OP, Rows, identity, named_numbers
 from recovery.transactions.half_copies import half_copies, ops_of_halves
 
 Ints = npt.NDArray[np.int64]
@@ -209,12 +209,12 @@ class Joins:
         The rows are this call's own.
         """
         named_rows = np.zeros(len(halves), _NAMED)
-        for column in ("queue_id", "queue_offset", "offset", "key_hi", "key_lo"):
+        for column in ("queue_id", "offset", "key_hi", "key_lo"):
             named_rows[column] = halves[column]
-        named_rows["is_half"] = 1
+        named_rows["queue_offset"], named_rows["is_half"] = named_numbers(halves), 1
         self._on_named(named_rows)
         for queue_id in np.unique(halves["queue_id"]).tolist():
-            least = int(halves["queue_offset"][halves["queue_id"] == queue_id].min())
+            least = int(named_rows["queue_offset"][halves["queue_id"] == queue_id].min())
             self._least_half_queue_offset[queue_id] = min(self._least_half_queue_offset.get(queue_id, least), least)
         ends["key_hi"], ends["key_lo"] = named["key_hi"], named["key_lo"]
         self._on_keyed(halves)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import broker
 from broker.format import properties as names
 from broker.format.record import opmessage
-from broker.format.topics import HALF_TOPIC, OP_TAG, OP_TOPIC, PARK_TOPIC
+from broker.format.topics import HALF_TOPIC, OP_TAG, OP_TOPIC, OP_TOPIC_OF_ROCKSDB, PARK_TOPIC
 from broker.transaction.events import BY, PARKED_OFFSET, WHY, EventKind, checks, kind_of, target_topic
 from broker.transaction.parking import GIVEN_UP, park_notes
 
@@ -29,7 +29,7 @@ def half_op_story(store: broker.Store, half: Record) -> list[dict[str, Any]]:
     properties = half.property_map
     unique_key, topic = properties.get(names.UNIQ_KEY, ""), target_topic(half.topic, properties)
     halves = {half.commitlog_offset: half}
-    halves |= {one.commitlog_offset: one for one in _records(store, store.by_unique_key(HALF_TOPIC, unique_key))}
+    halves |= {one.commitlog_offset: one for one in _records(store, store.by_unique_key(half.topic, unique_key))}
     copies = _records(store, store.by_unique_key(PARK_TOPIC, unique_key))
     given_up = [copy for copy in copies if PARKED_OFFSET not in copy.property_map]  # by RocketMQ's broker
     ends = [one for one in _records(store, store.by_unique_key(topic, unique_key)) if _ends(one, set(halves))]
@@ -65,18 +65,21 @@ def _ends(record: Record, halves: set[int]) -> bool:
 
 def _op_of(store: broker.Store, half: Record) -> Iterator[Record]:
     """The first op message that names the half; none when it is still in doubt, or too far away."""
-    begin, end = store.queue_range(OP_TOPIC, half.queue_id)
-    begin = max(begin, store.offset_at_time(OP_TOPIC, half.queue_id, half.store_timestamp_ms))
+    topic = OP_TOPIC if half.topic == HALF_TOPIC else OP_TOPIC_OF_ROCKSDB
+    begin, end = store.queue_range(topic, half.queue_id)
+    begin = max(begin, store.offset_at_time(topic, half.queue_id, half.store_timestamp_ms))
     for number in range(begin, min(end, begin + OPS_LOOKED_AT)):
-        op = store.message(OP_TOPIC, half.queue_id, number)
-        if op is not None and op.tag == OP_TAG and _names(op.body, half.queue_offset):
+        op = store.message(topic, half.queue_id, number)
+        if op is not None and op.tag == OP_TAG and _names(op, half):
             yield from _records(store, [op])
             return
 
 
-def _names(body: bytes, queue_offset: int) -> bool:
+def _names(op: ReceivedMessage, half: Record) -> bool:
+    if op.topic == OP_TOPIC_OF_ROCKSDB:
+        return op.properties.get(names.TRANS_OFFSET) == str(half.commitlog_offset)
     try:
-        return queue_offset in opmessage.decode(body)
+        return half.queue_offset in opmessage.decode(op.body)
     except broker.CorruptRecord:
         return False
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -91,6 +91,17 @@ def test_the_first_segment_that_the_master_has_is_found(tmp_path: Path, first: i
     status = follow_once(master.address, tmp_path / "copy", start="first", segment_bytes=SEGMENT)
     assert (status.begin_offset, status.end_offset) == (first * SEGMENT, len(log))
     assert log_bytes(tmp_path / "copy")[: len(log) - first * SEGMENT] == log[first * SEGMENT :]
+
+
+def test_half_messages_that_a_rocksdb_knows(golden: Callable[[str], Path], tmp_path: Path) -> None:
+    """Of 5.5 with transRocksDBEnable: all were called ends without a half message, and nothing was in doubt."""
+    path = golden("kinds/rocketmq-5.5.0-rocksdb-halves")
+    master = ScriptedMaster(log_bytes(path)[: verified(path)["end_offset"]], segment_bytes=256 << 10)
+    status = follow_once(master.address, tmp_path / "copy", start="first", segment_bytes=256 << 10).as_json()
+    assert {name: status[name] for name in OF_LOG if name in status} == {
+        name: value for name, value in verified(path).items() if name in status and name in OF_LOG
+    }
+    assert (status["transactions"]["in_doubt"], status["counts"]) == (4, {})
 
 
 @pytest.mark.parametrize("segment", [0, 1, 4, 50])

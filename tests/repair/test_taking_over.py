@@ -21,6 +21,7 @@ from recovery.rebuild.rebuilder import rebuild
 from recovery.rebuild.replaced import replacements
 from recovery.rebuild.undo import undo
 from recovery.repair import crash, taking_over
+from recovery.repair.salvage import salvage
 from recovery.verify.verifier import verify
 from tests.cli.command import command
 from tests.rebuild.derived_files import on_disk, store_with_a_topic_made_again
@@ -184,6 +185,16 @@ def test_a_store_with_a_half_message_among_delayed_ones_stays_its_brokers(store:
     with pytest.raises(StoreError, match=r"CommitLog offset 16882 has a delay.*Leave the store to its broker"):
         taken(path)
     assert seen(path) == before
+
+
+@pytest.mark.usefixtures("is_still")
+def test_a_store_whose_broker_keeps_half_messages_by_a_rocksdb_stays_its_brokers(
+    store: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Also after a salvage, which leaves the RocksDB out: no engine of ours settles those half messages."""
+    salvage(store("kinds/rocketmq-5.5.0-rocksdb-halves"), tmp_path / "out")
+    with pytest.raises(StoreError, match=r"has half messages in RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC, where only RocketMQ"):
+        taken(tmp_path / "out")
 
 
 def test_every_message_of_a_log_that_its_broker_cleaned_is_received(store: Callable[[str], Path]) -> None:

@@ -54,6 +54,8 @@ VERDICTS = {
     "rocketmq-5.3.3-filters": Verdict(4, 4, parked=2),
     "rocketmq-5.3.3-rocksdb": Verdict(6, 3),
     "rocketmq-5.5.0-rocksdb": Verdict(6, 3),
+    # transRocksDBEnable without transWriteOriginTransHalfEnable. It forgets those in doubt, and parks none.
+    "rocketmq-5.5.0-rocksdb-halves": Verdict(24, 12, in_doubt=4, not_judged=("rocksdbstore",)),
     "rocketmq-5.3.3-double": Verdict(),
     # Twelve half messages with a delay; op messages for them name halves of the half topic by mistake.
     "rocketmq-5.3.3-timed-halves": Verdict(0, 3, parked=7, counts={"half-diverted": 12, "double-end": 8}),

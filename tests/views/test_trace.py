@@ -46,6 +46,22 @@ def test_every_identifier_leads_to_the_same_story(store: Path, answer: str, end:
         assert trace(str(store), str(delivered["commitlog_offset"]))["steps"] == traces[0]["steps"]
 
 
+@pytest.mark.parametrize(("offset", "steps"), [(20555, ["prepared", "committed"]), (25800, ["prepared"])])
+def test_half_messages_that_a_rocksdb_knows(golden: Callable[[str], Path], offset: int, steps: list[str]) -> None:
+    """Of 5.5 with transRocksDBEnable: their op messages name them by their CommitLog offsets."""
+    path = golden("kinds/rocketmq-5.5.0-rocksdb-halves")
+    what = [step["what"] for step in trace(str(path), str(offset))["steps"]]
+    assert [one for one in what if not one.startswith("sent back")] == steps
+
+
+def test_a_rolled_back_half_message_that_a_rocksdb_knows(golden: Callable[[str], Path]) -> None:
+    path = golden("kinds/rocketmq-5.5.0-rocksdb-halves")
+    with broker.open(path, read_only=True) as opened:
+        half = next(one for one in opened.records() if one.property_map.get("KEYS") == "t-4-r")
+    steps = trace(str(path), str(half.commitlog_offset))["steps"]
+    assert [step["what"] for step in steps] == ["prepared", "rolled back"]
+
+
 def test_what_is_no_transaction_is_said(store: Path) -> None:
     assert "belongs to no transaction" in trace(str(store), "0")["text"]
     for nothing in ("1", "no id", "00" * 16, "9" * 19):

@@ -19,7 +19,13 @@ from broker.format import properties as names
 from broker.format.commitlog import Record
 from broker.format.record.innerbatch import inner_records
 from broker.format.sysflag import INNER_BATCH, TransactionType
-from broker.format.topics import HALF_TOPIC, PARK_TOPIC, SEND_REFUSED_TOPICS, SYSTEM_PREFIX
+from broker.format.topics import (
+    HALF_TOPIC,
+    HALF_TOPIC_OF_ROCKSDB,
+    PARK_TOPIC,
+    SEND_REFUSED_TOPICS,
+    SYSTEM_PREFIX,
+)
 from broker.message import ReceivedMessage
 from recovery.views.lookup import records_of
 
@@ -107,5 +113,5 @@ def _inside(batch: Record) -> list[Record]:
 def found_json(message: ReceivedMessage) -> dict[str, Any]:
     """What `find` prints of a message besides the message itself."""
     state = {TransactionType.PREPARED: "half message", TransactionType.ROLLBACK: "rollback"}
-    own = "half message" if message.topic == HALF_TOPIC else "message"
+    own = "half message" if message.topic in (HALF_TOPIC, HALF_TOPIC_OF_ROCKSDB) else "message"
     return {"what": state.get(message.transaction_type, own), "message_id": message.message_id}
