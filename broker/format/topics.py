@@ -83,6 +83,11 @@ def retry_topic(group: str) -> str:
     return RETRY_PREFIX + group
 
 
+def pop_retry_topics(group: str, topic: str) -> tuple[str, str]:
+    """Where POP puts what a group did not acknowledge in time, as RocketMQ 5 is set: KeyBuilder.buildPopRetryTopic."""
+    return f"{RETRY_PREFIX}{group}_{topic}", f"{RETRY_PREFIX}{group}+{topic}"
+
+
 def dlq_topic(group: str) -> str:
     return DLQ_PREFIX + group
 

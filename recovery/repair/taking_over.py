@@ -36,7 +36,7 @@ from recovery.scan.store_files import StoreFiles
 from recovery.transactions.events import diverted_halves
 from recovery.verify.causes.log_short import short_log
 from recovery.verify.record_checks import wrong_times
-from recovery.views.messages.waiting import popped, timers
+from recovery.views.messages.waiting import popped, popped_again, timers
 
 _GENERATIONS = ("none", "state-table", "half-op")  # that this version can go on writing
 _PAGE_BYTES = 4096  # a broker maps its segments, and makes them of whole pages
@@ -220,12 +220,16 @@ def _check_not_short(files: StoreFiles, end_offset: int, *, is_alone: bool = Tru
 def _check_nothing_waits(path: str) -> None:
     """Raises StoreError when messages wait in what only their broker reads: nobody would deliver them."""
     timed = [one.due_ms for one in timers(path) if not one.topic.startswith(REVIVE_PREFIX)]
-    unacknowledged = sum(len(one.queue_offsets) for one in popped(path))
+    unacknowledged, again = sum(len(one.queue_offsets) for one in popped(path)), popped_again(path)
     if timed:
         until = moment(max(timed))
         text, name = f"{len(timed):,} messages wait in the timer wheel, the last until {until} UTC", "timers"
     elif unacknowledged:
         text, name = f"{unacknowledged:,} messages were popped, and are not acknowledged", "popped"
+    elif again:
+        topic, group = max(again, key=again.__getitem__)
+        text = f"{again[topic, group]:,} messages that group {group} popped and did not acknowledge wait in {topic}"
+        name = f"consumequeue '{topic}/0'"
     else:
         return
     text = (

@@ -156,6 +156,30 @@ def test_what_the_key_value_service_of_pop_knows_is_left_to_its_broker(
     assert on_disk(path) == before
 
 
+@pytest.mark.parametrize("topic", ["%RETRY%shop_Orders", "%RETRY%shop+Orders"])
+def test_what_waits_to_be_popped_again_is_left_to_its_broker(tmp_path: Path, topic: str) -> None:
+    """In a topic that no consumer of checkback reads: of a store of 5.3.3 nine messages came to nobody."""
+    path, log = tmp_path / "store", Log(4096)
+    units = {
+        name: [log.append(Wanted(topic=name, queue_offset=number)) for number in range(2)] for name in ("Orders", topic)
+    }
+    log.write(path)
+    for name, places in units.items():
+        queue = path / "consumequeue" / name / "0"
+        queue.mkdir(parents=True)
+        raw = b"".join(Unit(at, len(log.records[at]), 0).pack() for at in places)
+        (queue / FIRST).write_bytes(raw.ljust(200, b"\0"))
+    (path / "config").mkdir()
+    positions = path / "config" / "consumerOffset.json"
+    positions.write_text(json.dumps({"offsetTable": {"Orders@shop": {"0": 2}, f"{topic}@shop": {"0": 1}}}))
+    before = on_disk(path)
+    with pytest.raises(StoreError, match=r"1 messages that group shop popped and did not acknowledge wait in %RETRY%"):
+        take_over(path)
+    assert on_disk(path) == before
+    positions.write_text(json.dumps({"offsetTable": {"Orders@shop": {"0": 2}, f"{topic}@shop": {"0": 2}}}))
+    take_over(path)
+
+
 def test_a_flipped_bit_in_a_unit_makes_no_delay(tmp_path: Path) -> None:
     """In a derived file: by 2^34 ms a message would come half a year late."""
     path = tmp_path / "store"

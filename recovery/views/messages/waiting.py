@@ -14,6 +14,7 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from operator import attrgetter
 from typing import Any
 
@@ -22,7 +23,14 @@ from broker.errors import CorruptRecord, CorruptStore
 from broker.format import config
 from broker.format import properties as names
 from broker.format.commitlog import Record
-from broker.format.topics import REVIVE_GROUP, REVIVE_PREFIX, TIMER_TOPIC
+from broker.format.topics import (
+    RETRY_PREFIX,
+    REVIVE_GROUP,
+    REVIVE_PREFIX,
+    TIMER_TOPIC,
+    pop_retry_topics,
+    retry_topic,
+)
 from broker.store.disk.files import Disk, Entry
 from broker.store.read.directory import StoreDirectory
 from broker.store.read.kinds.rocksdb import is_rocksdb, open_rocksdb
@@ -104,6 +112,25 @@ def popped(path: str) -> list[PoppedMessages]:
                     notes += _from_queue(store, topic, queue_id, done + 1)
         notes += [record for _, record in _timed_records(store) if _real_topic(record).startswith(REVIVE_PREFIX)]
     return sorted([*_unacknowledged(notes), *_in_key_value_service(path)], key=attrgetter("visible_ms"))
+
+
+def popped_again(path: str) -> dict[tuple[str, str], int]:
+    """How many messages wait in the retry topics of POP, by topic and group: consumers of other kinds do not read them.
+
+    A group that has the name of the rest of such a topic may read it as its own retry topic. Raises NotAStore.
+    """
+    counts: dict[tuple[str, str], int] = {}
+    with broker.open(path, read_only=True) as store:
+        positions, topics = store.consumer_offsets().positions, set(store.topics())
+        groups = {group for _, group in positions}
+        others = {one for one in topics if one.startswith(RETRY_PREFIX)} - {retry_topic(group) for group in groups}
+        for topic, group in product(others, groups):
+            of = topic[len(retry_topic(group)) + 1 :]
+            if of in topics and topic in pop_retry_topics(group, of):
+                next_offsets = positions.get((topic, group), {})
+                ranges = ((store.queue_range(topic, one), next_offsets.get(one, 0)) for one in store.queues(topic))
+                counts[topic, group] = sum(max(0, end - max(low, position)) for (low, end), position in ranges)
+    return {name: count for name, count in counts.items() if count}
 
 
 def _in_key_value_service(path: str) -> list[PoppedMessages]:
