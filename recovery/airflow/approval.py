@@ -14,7 +14,8 @@ from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOpe
 from airflow.sdk import BaseOperator, Context, Param
 
 from recovery.airflow.operating.links import HalfMessageLink, StorePageLink
-from recovery.airflow.operators import PLAN_CHANGED, StoreOperator, now_ms, who_answered
+from recovery.airflow.operators.approved import PLAN_CHANGED, who_answered
+from recovery.airflow.operators.store import StoreOperator, now_ms
 from recovery.airflow.versions import HAS_APPROVALS, AirflowFailException, AirflowSkipException
 
 if HAS_APPROVALS:

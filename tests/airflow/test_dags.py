@@ -335,7 +335,7 @@ def test_the_form_may_name_one_parked_transaction(dag: Callable[..., DAG], tmp_p
 
 def test_now_is_the_runs_own_time() -> None:
     """Not the clock's: a retry asks the same."""
-    from recovery.airflow.operators import now_ms
+    from recovery.airflow.operators.store import now_ms
 
     class Ran:
         run_after = datetime(2026, 1, 1, tzinfo=UTC)

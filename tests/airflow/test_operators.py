@@ -22,8 +22,8 @@ from recovery.airflow.operators import (
     NoFindingsOperator,
     ParkedOperator,
     VerifyOperator,
-    question,
 )
+from recovery.airflow.operators.approved import question
 from recovery.airflow.sensors import MessageSensor
 from recovery.airflow.versions import AirflowFailException, AirflowSkipException
 from recovery.jobs.tasks import Unanswered
@@ -37,7 +37,7 @@ OURS = [
     kind
     for module in (operators, approval)
     for _, kind in inspect.getmembers(module, inspect.isclass)
-    if issubclass(kind, BaseOperator) and kind.__module__ == module.__name__
+    if issubclass(kind, BaseOperator) and kind.__module__.startswith(module.__name__)
 ]
 
 

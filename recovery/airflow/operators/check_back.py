@@ -1,0 +1,71 @@
+"""Check-back, and the transactions that it parked for a person."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from airflow.sdk import Context
+
+from recovery.airflow.operators.store import StoreOperator, now_ms
+from recovery.airflow.versions import AirflowFailException
+
+
+class CheckBackOperator(StoreOperator):
+    """One round of check-back: everything that is due is checked, in batches. Finding nothing writes nothing.
+
+    With `fail_unanswered` it fails after a round in which somebody could not be asked, as `checkback check-back` does;
+    without it that is a warning in the log.
+    """
+
+    is_inconclusive = False  # whether transactions wait, and the last round asked nobody: `WorksAgain`
+
+    def __init__(self, *, fail_unanswered: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.fail_unanswered = fail_unanswered
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """What the round did, in numbers. What became due while it waited for a worker is due, too."""
+        from recovery.jobs import tasks
+
+        when = max(now_ms(context), time.time_ns() // 1_000_000)
+        found = tasks.check_back(**self.settings(), now_ms=when)
+        if self.store:
+            from recovery.airflow.operating.metrics import count_round
+
+            count_round(self.store, found)
+        self.is_inconclusive = bool(found["in_doubt"]) and not found.get("asked")
+        if missed := tasks.unanswered(self.store_path(), found):
+            if self.fail_unanswered:
+                raise missed
+            self.log.warning("%s", missed)
+        return found
+
+
+class ParkedOperator(StoreOperator):
+    """The parked transactions, or the one that the run's form names; one page's worth."""
+
+    template_fields: Sequence[str] = (*StoreOperator.template_fields, "only")
+
+    def __init__(self, *, only: str | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.only = only
+
+    def execute(self, context: Context) -> list[dict[str, Any]]:
+        """One entry for each, with what a person needs to decide. Raises AirflowFailException for another `only`."""
+        from recovery.jobs import tasks
+
+        try:
+            only = int(self.only) if self.only not in (None, "", "None") else None
+        except ValueError:  # JSON's 1e30 is an integer to the form
+            text = "it is the CommitLog offset of a half message, in digits; nothing was asked"
+            raise AirflowFailException(f"commitlog_offset cannot be {self.only!r:.40}: {text}") from None
+        now = time.time_ns() // 1_000_000  # for how long it has been in doubt when the question is put
+        found = tasks.parked(self.store_path(), name=self.store, now_ms=now, only=only)
+        if only is not None and not found:
+            text = f"no transaction is parked whose half message is at CommitLog offset {only}: nothing was asked"
+            raise AirflowFailException(
+                f"{self.store_path()}: {text}. The page and `checkback park-list` have the offsets"
+            )
+        return found

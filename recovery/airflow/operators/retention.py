@@ -1,0 +1,52 @@
+"""Retention: remove what is old enough and nobody needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from airflow.sdk import Context
+
+from recovery.airflow.operators.store import StoreOperator, is_true, now_ms
+from recovery.airflow.versions import AirflowSkipException
+
+_PINS_LOGGED = 20
+
+
+class RetentionOperator(StoreOperator):
+    """Remove segments, ledger rows and catalog entries that are old enough and that nobody needs any more."""
+
+    template_fields: Sequence[str] = (
+        *StoreOperator.template_fields, "keep", "max_bytes", "free_bytes", "gone_after", "even_unread",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        keep: str = "72h",
+        max_bytes: str | int | None = None,
+        free_bytes: str | int | None = None,
+        gone_after: str | None = None,
+        even_unread: bool | str = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.keep, self.max_bytes, self.free_bytes = keep, max_bytes, free_bytes
+        self.gone_after, self.even_unread = gone_after, even_unread
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """What was removed, what was unread of it, and what pins what could not be."""
+        from recovery.jobs import tasks
+
+        self.leave_crashed(AirflowSkipException)
+        limits: dict[str, Any] = {
+            "max_bytes": self.max_bytes,
+            "free_bytes": self.free_bytes,
+            "gone_after": self.gone_after,
+        }
+        found = tasks.retain(
+            **self.settings(), now_ms=now_ms(context), keep=self.keep, even_unread=is_true(self.even_unread), **limits
+        )
+        for pin in found["pins"][:_PINS_LOGGED]:
+            self.log.warning("segments that are due stay: %s", pin["text"])
+        return found
