@@ -14,7 +14,7 @@ from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOpe
 from airflow.sdk import BaseOperator, Context, Param
 
 from recovery.airflow.operating.links import HalfMessageLink, StorePageLink
-from recovery.airflow.operators.approved import PLAN_CHANGED, who_answered
+from recovery.airflow.operators.approved import PLAN_CHANGED, note_rejection, who_answered
 from recovery.airflow.operators.store import StoreOperator, now_ms
 from recovery.airflow.versions import HAS_APPROVALS, AirflowFailException, AirflowSkipException
 
@@ -60,6 +60,11 @@ class AskOperator(ApprovalOperator):
         if self.question == "go on":
             return None
         return super().execute(context)
+
+    def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
+        """The answer, for the tasks behind; rejected, they are skipped."""
+        note_rejection(context, event)
+        return super().execute_complete(context, event)
 
 
 class AskAgainOperator(TriggerDagRunOperator):

@@ -106,9 +106,12 @@ class StoreTrigger(BaseEventTrigger):
 class CrashTrigger(StoreTrigger):
     """A store crashed: its file `abort` is there, and no process has the store open.
 
-    While it stays so, it is reported again every `again_s` seconds. A store that another program wrote is looked at
-    with `take_over` alone: whether its broker runs cannot be seen for sure.
+    While it stays so, it is reported again every `again_s` seconds, counted from the last report or from when a person
+    rejected the recovery. A store that another program wrote is looked at with `take_over` alone: whether its broker
+    runs cannot be seen for sure.
     """
+
+    _rejected_s = 0.0  # when a person last rejected the recovery of this crash
 
     def __init__(
         self,
@@ -128,9 +131,16 @@ class CrashTrigger(StoreTrigger):
 
     def look(self) -> dict[str, Any] | None:
         """The abort file, and since when it is there."""
-        from recovery.jobs.recovering import crashed
+        from recovery.jobs.recovering import crashed, rejection
 
-        return crashed(self.path, foreign=self.take_over)
+        found = crashed(self.path, foreign=self.take_over)
+        rejected = rejection(self.path) if found else None
+        self._rejected_s = rejected["rejected_ms"] / 1000 if rejected else 0.0
+        return found
+
+    def _is_news(self, found: dict[str, Any], reported: dict[str, Any]) -> bool:
+        is_answered = self.again_s is not None and 0 <= time.time() - self._rejected_s < self.again_s
+        return not is_answered and super()._is_news(found, reported)
 
 
 class InDoubtTrigger(StoreTrigger):

@@ -16,7 +16,7 @@ from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
 from broker.store.disk.store_lock import is_held
 from recovery.jobs.approvals import PlanChanged, code, plan_id, waiting_lines
-from recovery.jobs.setup import alone, keep_report
+from recovery.jobs.setup import LATEST_REJECTION, alone, keep_report, last_report
 
 if TYPE_CHECKING:
     from broker.store.recover.load import RecoveryPlan
@@ -58,6 +58,28 @@ def crashed(path: str, *, foreign: bool = False) -> dict[str, Any] | None:
     if again is None or again.inode != mark.inode:
         return None
     return {"abort": paths.abort, "since_ms": int(os.stat(paths.abort).st_mtime * 1000)}
+
+
+def keep_rejection(path: str, *, now_ms: int, rejected_ms: int, by: str, run: str) -> None:
+    """Keep that a person rejected the recovery of this crash, in answer to what a run asked: see `rejection`.
+
+    `now_ms` is the run's own time, which names the report.
+    """
+    with alone(path, "recover"):
+        if mark := crashed(path, foreign=True):
+            facts = {"now_ms": now_ms, "rejected_ms": rejected_ms, "rejected_by": by, "run": run, **mark}
+            keep_report(path, f"reject-{now_ms}.json", facts, latest=LATEST_REJECTION)
+
+
+def rejection(path: str) -> dict[str, Any] | None:
+    """The last rejection of the recovery of the crash that the store shows: `rejected_ms`, `rejected_by` and `run`.
+
+    None when nobody rejected it, or another one, whose run a person may clear later.
+    """
+    found, mark = last_report(path, LATEST_REJECTION), crashed(path, foreign=True)
+    if not (found and mark and {"rejected_ms", "rejected_by", "run"} <= set(found)):
+        return None
+    return found if found.get("since_ms") == mark["since_ms"] <= found["rejected_ms"] else None
 
 
 def plan_recovery(path: str, *, name: str = "", take_over: bool = False) -> dict[str, Any]:

@@ -42,6 +42,7 @@ LOCAL_SPARK = "local[*]"
 REPORTS = "reports"
 LATEST = "verify-latest.json"
 LATEST_RETENTION = "retain-latest.json"
+LATEST_REJECTION = "reject-latest.json"
 NEVER = "never"
 _RUN = re.compile(r"[a-z]+-(\d+)\.json")  # the report of the run of a time in ms
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import shutil
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,28 +24,8 @@ from broker.store.maintain import background as upkeep
 from recovery.airflow.sensors import CrashSensor, InDoubtSensor, MessageSensor
 from recovery.airflow.triggers import CrashTrigger, InDoubtTrigger, MessageTrigger
 from recovery.jobs.tasks import queue_ends
+from tests.airflow.watching import FAST_S, AssetState, begins, first, tells_nothing, told
 from tests.jobs.shops import SMALL, in_child, killed_shop, park, shop
-
-FAST_S = 0.02
-
-
-class _State:
-    """Airflow's state of an asset, which outlives the triggerer."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, Any] = {}
-
-    async def aget(self, key: str) -> Any:
-        return self.values.get(key)
-
-    async def aset(self, key: str, value: Any) -> None:
-        self.values[key] = json.loads(json.dumps(value))
-
-
-async def first(events: AsyncIterator[Any], within_s: float = 10.0) -> dict[str, Any]:
-    """The payload of the next event."""
-    event = await asyncio.wait_for(anext(events), within_s)
-    return dict(event.payload)
 
 
 def again(trigger: BaseEventTrigger) -> BaseEventTrigger:
@@ -188,7 +167,7 @@ def test_what_is_not_yet_forced_to_disk_has_not_arrived(tmp_path: Path, monkeypa
 def test_positions_outlive_the_triggerer(tmp_path: Path) -> None:
     """As an asset's watcher it goes on where the last one stopped: what came meanwhile is told."""
 
-    state = _State()
+    state = AssetState()
     with broker.open(str(tmp_path / "shop"), layout=SMALL) as store:
         store.append(broker.Message("news", b"old"))
 
@@ -210,58 +189,14 @@ def test_positions_outlive_the_triggerer(tmp_path: Path) -> None:
         asyncio.run(go_on())
 
 
-def noted_by(trigger: BaseEventTrigger, state: Any) -> asyncio.Event:
-    """Give a watcher a state; set when it has written there."""
-    trigger.asset_state_store = state
-    is_noted, remember = asyncio.Event(), trigger._remember  # type: ignore[attr-defined]
-
-    async def noting(what: dict[str, Any]) -> None:
-        await remember(what)
-        is_noted.set()
-
-    trigger._remember = noting  # type: ignore[attr-defined]
-    return is_noted
-
-
-async def goes_on(events: AsyncIterator[Any], is_noted: asyncio.Event) -> None:
-    """Until it has noted what it knows."""
-    going_on = asyncio.ensure_future(anext(events))  # type: ignore[arg-type]
-    await asyncio.wait_for(is_noted.wait(), 10.0)
-    going_on.cancel()
-
-
-async def told(trigger: BaseEventTrigger, state: Any) -> dict[str, Any]:
-    """What a watcher with that state tells at its start, and has noted."""
-    is_noted, events = noted_by(trigger, state), trigger.run()
-    found = await first(events)
-    if not is_noted.is_set():  # the triggerer takes the event, and goes on
-        await goes_on(events, is_noted)
-    return found
-
-
-async def begins(trigger: BaseEventTrigger, state: Any) -> None:
-    """A watcher that was never there before."""
-    is_noted = noted_by(trigger, state)
-    await goes_on(trigger.run(), is_noted)
-
-
-async def tells_nothing(trigger: BaseEventTrigger, state: Any) -> bool:
-    """Whether a watcher with that state tells nothing at its start."""
-    trigger.asset_state_store = state
-    with contextlib.suppress(asyncio.TimeoutError):
-        await first(trigger.run(), 10 * FAST_S)
-        return False
-    return True
-
-
 def test_a_watcher_of_two_assets_knows_what_each_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Airflow has one trigger for equal ones, and its accessor does not say which asset is meant: neither DAG ever
     started, and the triggerer logged an error every two seconds."""
     accessors = pytest.importorskip("airflow.sdk.execution_time.context")
     if not hasattr(accessors, "AssetStateStoreAccessors"):
         pytest.skip("no state of assets before Airflow 3.3")
-    states: dict[str, _State] = {}
-    monkeypatch.setattr(accessors, "AssetStateStoreAccessor", lambda name: states.setdefault(name, _State()))
+    states: dict[str, AssetState] = {}
+    monkeypatch.setattr(accessors, "AssetStateStoreAccessor", lambda name: states.setdefault(name, AssetState()))
 
     def of(*names: str) -> Any:
         return accessors.AssetStateStoreAccessors([Asset(name) for name in names])
@@ -278,7 +213,7 @@ def test_a_watcher_of_two_assets_knows_what_each_heard(tmp_path: Path, monkeypat
 
 def test_an_asset_may_have_watchers_of_two_stores(tmp_path: Path) -> None:
     """They noted their positions under one name: what came while no triggerer ran was missed."""
-    state, paths = _State(), [str(killed_shop(tmp_path / name)) for name in ("shop", "other")]
+    state, paths = AssetState(), [str(killed_shop(tmp_path / name)) for name in ("shop", "other")]
 
     def watcher(path: str) -> MessageTrigger:
         return MessageTrigger(path=path, topic="orders", poll_s=FAST_S)
@@ -361,32 +296,3 @@ def test_a_crashed_store_is_not_due_and_says_so(tmp_path: Path) -> None:
 
     found = due_now(str(killed_shop(tmp_path / "shop")), time.time_ns() // 1_000_000, None)
     assert (found.event, found.gauges["crashed"], found.gauges["in_doubt"]) == (None, 1, 10)
-
-
-def test_a_crash_is_not_reported_again_by_the_next_triggerer(tmp_path: Path) -> None:
-    """Who rejected a recovery is not asked again at once; after `again_s` the same crash is reported again."""
-    path, state = str(killed_shop(tmp_path / "shop")), _State()
-
-    def started() -> CrashTrigger:
-        trigger = CrashTrigger(path=path, again_s=3600.0, poll_s=FAST_S)
-        trigger.asset_state_store = state  # type: ignore[assignment]
-        return trigger
-
-    async def watch() -> None:
-        events = started().run()
-        await first(events)
-        with pytest.raises(asyncio.TimeoutError):  # the triggerer takes the event, and goes on
-            await first(events, 0.5)
-
-    async def nothing() -> None:
-        with pytest.raises(asyncio.TimeoutError):
-            await first(started().run(), 0.5)
-
-    asyncio.run(watch())
-    asyncio.run(nothing())
-    (note,) = state.values.values()
-    note["at_s"] -= 7200
-    asyncio.run(watch())
-    (note,) = state.values.values()
-    note["at_s"] += 10 * 365 * 86_400.0  # the clock was ahead, and was put right
-    asyncio.run(watch())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,19 @@ def who_answered(answer: Any) -> str | None:
 
 
 PLAN_CHANGED = "plan_changed"
+REJECTED = "rejected"
+
+
+def note_rejection(context: Context, answer: Mapping[str, Any]) -> None:
+    """Push who rejected, and when: `REJECTED`. A question that had no answer in time was rejected by nobody.
+
+    Airflow pushes no result of a task that skips those behind it.
+    """
+    by = who_answered(answer)
+    if by is not None and answer.get("chosen_options") == ["Reject"]:
+        at = answer.get("responded_at")  # which the first Airflows with approvals do not say
+        at_ms = int(at.timestamp() * 1000) if at else time.time_ns() // 1_000_000
+        context["ti"].xcom_push(key=REJECTED, value={"by": by, "at_ms": at_ms})
 
 
 def plan_changed(context: Context, error: Exception) -> AirflowFailException:

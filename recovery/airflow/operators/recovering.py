@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
 from airflow.sdk import Context
 
-from recovery.airflow.operators.approved import plan_changed, question, who_answered
+from recovery.airflow.operators.approved import REJECTED, plan_changed, question, who_answered
 from recovery.airflow.operators.store import StoreOperator, is_true, now_ms
-from recovery.airflow.versions import AirflowFailException
+from recovery.airflow.versions import AirflowFailException, AirflowSkipException
+from recovery.humanize import moment, span
+
+_BY_A_WATCHER = "asset_triggered"
 
 
 class PlanRecoveryOperator(StoreOperator):
-    """What a crash left, and what would be done about it. Changes nothing."""
+    """What a crash left, and what would be done about it. Changes nothing.
+
+    A run that a watcher started is skipped where a person would be asked who rejected this recovery in another run less
+    than `again_s` seconds ago: the watcher reports the crash again while a question waits, too.
+    """
 
     template_fields: Sequence[str] = (*StoreOperator.template_fields, "ask")
 
-    def __init__(self, *, ask: bool | str = False, take_over: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self, *, ask: bool | str = False, take_over: bool = False, again_s: float | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
-        self.ask, self.take_over = ask, take_over
+        self.ask, self.take_over, self.again_s = ask, take_over, again_s
 
     def execute(self, context: Context) -> dict[str, Any]:
         """The plan; `question` says whether a person is asked: ask, go on, or nothing to do."""
@@ -27,7 +37,22 @@ class PlanRecoveryOperator(StoreOperator):
 
         path = self.store_path()
         plan = plan_recovery(path, name=self.store or path, take_over=self.take_over)
-        return {**plan, "question": question(plan["needed"], is_true(self.ask) or plan["must_ask"])}
+        asks = question(plan["needed"], is_true(self.ask) or plan["must_ask"])
+        if asks == "ask":
+            self._leave_rejected(context, path)
+        return {**plan, "question": asks}
+
+    def _leave_rejected(self, context: Context, path: str) -> None:
+        """Raises AirflowSkipException when the question was answered already."""
+        from recovery.jobs.recovering import rejection
+
+        run, found = context["dag_run"], rejection(path)
+        if self.again_s is None or found is None or getattr(run, "run_type", "") != _BY_A_WATCHER:
+            return
+        if run.run_id != found["run"] and 0 <= time.time() - found["rejected_ms"] / 1000 < self.again_s:
+            text = f"{found['rejected_by']} rejected this recovery at {moment(found['rejected_ms'])} UTC"
+            later = f"It is offered again {span(self.again_s)} after that, and at once when a person triggers this DAG"
+            raise AirflowSkipException(f"{path}: {text}. {later}")
 
 
 class RecoverOperator(StoreOperator):
@@ -66,14 +91,31 @@ class RecoverOperator(StoreOperator):
 
 
 class InOrderOperator(StoreOperator):
-    """Fails while the store is as a crash left it: a recovery that was rejected, or not answered, is red."""
+    """Fails while the store is as a crash left it: a recovery that was rejected, or not answered, is red.
+
+    `asked_by` is the task of the approval. That a person rejected it is kept with the reports of the store, so that
+    nobody is asked again at once.
+    """
+
+    def __init__(self, *, asked_by: str = "", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.asked_by = asked_by
 
     def execute(self, context: Context) -> None:
         """Raises AirflowFailException."""
         from recovery.jobs.recovering import crashed
 
+        if self.asked_by:
+            self._keep_rejection(context)
         if crashed(self.store_path()):
             text = "is as the crash left it: the recovery was rejected, not answered in time, or failed"
             raise AirflowFailException(
                 f"{self.store_path()} {text}. Check-back does not serve it; trigger this DAG again"
             )
+
+    def _keep_rejection(self, context: Context) -> None:
+        from recovery.jobs.recovering import keep_rejection
+
+        if found := context["ti"].xcom_pull(task_ids=self.asked_by, key=REJECTED):
+            facts = {"rejected_ms": found["at_ms"], "by": found["by"], "run": context["dag_run"].run_id}
+            keep_rejection(self.store_path(), now_ms=now_ms(context), **facts)

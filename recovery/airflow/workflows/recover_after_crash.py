@@ -5,10 +5,12 @@ crash left and plans (`plan`, changes nothing), asks for approval when the form 
 it (`recover`), checks the transactions in doubt (`check_back`), and verifies (`verify`, `no_findings`).
 
 **`approve` waits**: the plan stands on the page of required actions, and the store's alert says so. Reject it, and
-nothing is changed: `in_order` is red, and the recovery is offered again after `ask_again_after_s`. The approval is for
-the plan that is shown; when the store changed meanwhile, `recover` is red, nothing is done, and `ask_again` starts this
-DAG again. A store that a RocketMQ broker wrote is offered with `take_over = true` in its settings alone: stop that
-broker first.
+nothing is changed: `in_order` is red, and the recovery is offered again after `ask_again_after_s`, or when you trigger
+this DAG. The approval is for the plan that is shown; when the store changed meanwhile, `recover` is red, nothing is
+done, and `ask_again` starts this DAG again. A store that a RocketMQ broker wrote is offered with `take_over = true` in
+its settings alone: stop that broker first.
+
+**`plan` is skipped**: this run was started while a question was open that a person rejected then.
 
 **`plan` or `recover` is red**: damage that no crash explains is never cut. The log names the file and the offset, and
 the next command, mostly `checkback salvage`.
@@ -42,7 +44,8 @@ def make(store: StoreSettings, **overrides: Any) -> DAG:
     with DAG(**merged({"doc_md": __doc__, "params": {"ask": ask_param(store)}, **wiring}, overrides)) as dag:
         target = store.target()
         ask = asked_first(store.ask and bool(store.approvers))
-        plan = PlanRecoveryOperator(task_id="plan", ask=ask, take_over=store.take_over, **target)
+        again_s = store.ask_again_after_s
+        plan = PlanRecoveryOperator(task_id="plan", ask=ask, take_over=store.take_over, again_s=again_s, **target)
         approve = AskOperator(
             task_id="approve",
             question="{{ ti.xcom_pull('plan')['question'] }}",
@@ -61,7 +64,7 @@ def make(store: StoreSettings, **overrides: Any) -> DAG:
         )
         check_back = CheckBackOperator(task_id="check_back", **target)
         verify = VerifyOperator(task_id="verify", outlets=[verified(store.name)], **engine_pool(store), **target)
-        in_order = InOrderOperator(task_id="in_order", trigger_rule="all_done", **target)
+        in_order = InOrderOperator(task_id="in_order", asked_by="approve", trigger_rule="all_done", **target)
         plan >> approve >> recover >> check_back >> verify >> NoFindingsOperator(task_id="no_findings")
         recover >> [in_order, AskAgainOperator(planned_by="recover")]
     return dag
