@@ -12,9 +12,11 @@ from typing import Any
 
 from airflow.sdk import Context
 
+from recovery.airflow.arguments import by_queue, check, plain
 from recovery.airflow.hook import CheckbackHook
+from recovery.airflow.settings import BadSettings
 from recovery.airflow.triggers import CrashTrigger, InDoubtTrigger, MessageTrigger, StoreTrigger
-from recovery.airflow.versions import BaseSensorOperator, PokeReturnValue, conf
+from recovery.airflow.versions import AirflowFailException, BaseSensorOperator, PokeReturnValue, conf
 
 
 class StoreSensor(BaseSensorOperator):
@@ -26,9 +28,17 @@ class StoreSensor(BaseSensorOperator):
         self, *, path: str = "", connection: str | None = None, deferrable: bool | None = None, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        self.path, self.connection = path, connection
+        self.path, self.connection = plain(path), connection
+        check(self, "path", "connection")
         default = conf.getboolean("operators", "default_deferrable", fallback=False)
         self.deferrable = default if deferrable is None else deferrable
+
+    def pre_execute(self, context: Context) -> None:
+        """What was rendered is checked before the task waits. Raises AirflowFailException."""
+        try:
+            check(self, is_rendered=True)
+        except BadSettings as error:
+            raise AirflowFailException(str(error)) from None
 
     def store_path(self) -> str:
         """The store's directory, from the argument or from the connection."""
@@ -80,9 +90,10 @@ class InDoubtSensor(StoreSensor):
 
     template_fields: Sequence[str] = (*StoreSensor.template_fields, "older_than_s")
 
-    def __init__(self, *, older_than_s: float, **kwargs: Any) -> None:
+    def __init__(self, *, older_than_s: float | str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.older_than_s = older_than_s
+        check(self, "older_than_s")
 
     def trigger(self) -> InDoubtTrigger:
         """See StoreSensor."""
@@ -105,7 +116,8 @@ class MessageSensor(StoreSensor):
 
     def __init__(self, *, topic: str, starts: dict[str, int] | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.topic, self.starts = topic, starts
+        self.topic, self.starts = topic, by_queue(starts)
+        check(self, "topic", "starts")
 
     def begin(self, context: Context) -> None:
         """Note where the queues end, before the task waits: nothing falls between the two."""

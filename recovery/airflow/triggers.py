@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from broker.errors import BrokerError
+from recovery.airflow.arguments import by_queue, check, plain
 
 if TYPE_CHECKING:
     from recovery.jobs.due import DueWatch
@@ -37,7 +38,8 @@ class StoreTrigger(BaseEventTrigger):
 
     def __init__(self, *, path: str, poll_s: float = 2.0, once: bool = False) -> None:
         super().__init__()
-        self.path, self.poll_s, self.once = path, poll_s, once
+        self.path, self.poll_s, self.once = plain(path), poll_s, once
+        check(self, "path", "poll_s")
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """The class, and the arguments that make it again in the triggerer."""
@@ -124,6 +126,7 @@ class CrashTrigger(StoreTrigger):
     ) -> None:
         super().__init__(path=path, poll_s=poll_s, once=once)
         self.take_over, self.again_s = take_over, again_s
+        check(self, "again_s")
 
     def arguments(self) -> dict[str, Any]:
         """The arguments of `__init__`."""
@@ -149,6 +152,8 @@ class InDoubtTrigger(StoreTrigger):
     def __init__(self, *, path: str, older_than_s: float, poll_s: float = 10.0, once: bool = False) -> None:
         super().__init__(path=path, poll_s=poll_s, once=once)
         self.older_than_s = older_than_s
+        check(self, "older_than_s")
+        self.older_than_s = float(older_than_s)
 
     def arguments(self) -> dict[str, Any]:
         """The arguments of `__init__`."""
@@ -230,7 +235,9 @@ class MessageTrigger(BaseEventTrigger):
         once: bool = False,
     ) -> None:
         super().__init__()
-        self.path, self.topic, self.starts, self.poll_s, self.once = path, topic, starts, poll_s, once
+        self.path, self.topic, self.poll_s, self.once = plain(path), topic, poll_s, once
+        self.starts = by_queue(starts)
+        check(self, "path", "topic", "starts", "poll_s")
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """The class, and the arguments that make it again in the triggerer."""

@@ -7,8 +7,9 @@ from typing import Any
 
 from airflow.sdk import Context
 
+from recovery.airflow.arguments import check, is_true
 from recovery.airflow.operators.approved import plan_changed, question, who_answered
-from recovery.airflow.operators.store import StoreOperator, is_true, now_ms
+from recovery.airflow.operators.store import StoreOperator, now_ms
 
 
 class CompareTableOperator(StoreOperator):
@@ -19,6 +20,7 @@ class CompareTableOperator(StoreOperator):
     def __init__(self, *, ask: bool | str = True, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.ask = ask
+        check(self, "ask")
 
     def execute(self, context: Context) -> dict[str, Any]:
         """The differences; `question` as for PlanRecoveryOperator."""

@@ -8,8 +8,9 @@ from typing import Any
 
 from airflow.sdk import Context
 
+from recovery.airflow.arguments import check, is_true
 from recovery.airflow.operators.approved import REJECTED, plan_changed, question, who_answered
-from recovery.airflow.operators.store import StoreOperator, is_true, now_ms
+from recovery.airflow.operators.store import StoreOperator, now_ms
 from recovery.airflow.versions import AirflowFailException, AirflowSkipException
 from recovery.humanize import moment, span
 
@@ -30,6 +31,7 @@ class PlanRecoveryOperator(StoreOperator):
     ) -> None:
         super().__init__(**kwargs)
         self.ask, self.take_over, self.again_s = ask, take_over, again_s
+        check(self, "ask", "again_s")
 
     def execute(self, context: Context) -> dict[str, Any]:
         """The plan; `question` says whether a person is asked: ask, go on, or nothing to do."""
@@ -70,6 +72,7 @@ class RecoverOperator(StoreOperator):
     ) -> None:
         super().__init__(**kwargs)
         self.broker_is_stopped, self.expected, self.answer = broker_is_stopped, expected, answer
+        check(self, "broker_is_stopped")
 
     def execute(self, context: Context) -> dict[str, Any]:
         """What was done."""

@@ -7,7 +7,8 @@ from typing import Any
 
 from airflow.sdk import Context
 
-from recovery.airflow.operators.store import StoreOperator, is_true, now_ms
+from recovery.airflow.arguments import check, is_true
+from recovery.airflow.operators.store import StoreOperator, now_ms
 from recovery.airflow.versions import AirflowSkipException
 
 _PINS_LOGGED = 20
@@ -33,6 +34,7 @@ class RetentionOperator(StoreOperator):
         super().__init__(**kwargs)
         self.keep, self.max_bytes, self.free_bytes = keep, max_bytes, free_bytes
         self.gone_after, self.even_unread = gone_after, even_unread
+        check(self, "keep", "max_bytes", "free_bytes", "gone_after", "even_unread")
 
     def execute(self, context: Context) -> dict[str, Any]:
         """What was removed, what was unread of it, and what pins what could not be."""

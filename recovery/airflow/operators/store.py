@@ -7,11 +7,14 @@ from typing import Any
 
 from airflow.sdk import Asset, BaseOperator, Context
 
+from recovery.airflow.arguments import check, plain
 from recovery.airflow.hook import CheckbackHook, spark_connection, with_secrets
 from recovery.airflow.operating.links import StorePageLink
+from recovery.airflow.settings import BadSettings
 from recovery.airflow.versions import AirflowFailException
 
 SECRETS = ("ledger", "resolver", "resolvers", "catalog")  # URLs: never rendered, so never in Airflow's database
+_CHECKED = ("path", "connection", "ledger_connection", "resolver_connection", "policy", "engine")
 SETTINGS = ("path", "policy", "ledger_connection", "resolver_connection", *SECRETS)
 
 
@@ -51,10 +54,18 @@ class StoreOperator(BaseOperator):
     ) -> None:
         super().__init__(**kwargs)
         self.recovery_is_asked = recovery_is_asked
-        self.path, self.connection, self.store = path, connection, store
+        self.path, self.connection, self.store = plain(path), connection, store
         self.ledger, self.resolver, self.resolvers = ledger, resolver, resolvers
         self.ledger_connection, self.resolver_connection = ledger_connection, resolver_connection
         self.catalog, self.policy, self.engine = catalog, policy, engine
+        check(self, *_CHECKED)
+
+    def pre_execute(self, context: Context) -> None:
+        """What was rendered is checked before anything is done. Raises AirflowFailException."""
+        try:
+            check(self, is_rendered=True)
+        except BadSettings as error:
+            raise AirflowFailException(str(error)) from None
 
     def settings(self) -> dict[str, Any]:
         """path, ledger, resolver(s), catalog and policy: from the connections, and over them what was given."""
@@ -99,8 +110,3 @@ def now_ms(context: Context) -> int:
     """When the run was due, in milliseconds."""
     due = context["dag_run"].run_after
     return int(due.timestamp() * 1000)
-
-
-def is_true(value: bool | str) -> bool:
-    """A template gives text."""
-    return str(value).strip().lower() in ("true", "1", "yes")
