@@ -15,7 +15,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from broker.errors import BrokerError, CorruptStore
+from broker.errors import BrokerError, CorruptStore, StoreError
 from broker.store.disk.paths import Paths
 from broker.transaction.events import TransactionState
 from recovery.humanize import count, moment
@@ -72,14 +72,20 @@ def compare_table(
     The local engine makes them again beside the real ones; Spark compares where it reads. `needed` says whether there
     is anything to exchange, `text` is for the person who decides, and `plan_id` stands for the differences. Of a store
     that another program wrote nothing can be exchanged here, so that nothing is `needed`; `text` says what differs.
+    Raises StoreError when something differs that a rebuild would refuse to exchange: a person would approve in vain.
     """
     with spark_for(engine, master, conf) as spark:
         report, lines, identity = _compared(path) if spark is None else _compared_on_spark(path, spark)
     is_ours = os.path.exists(Paths(path).store_json)
-    needed = is_ours and not report["ok"]
-    text = "Nothing differs." if report["ok"] else "\n".join([_FOREIGN.format(path=path), *lines[:_LINES]])
+    needed, why = is_ours and bool(report["counts"]), report.get("refusal", "")
+    text = "\n".join([_FOREIGN.format(path=path), *lines[:_LINES]]) if lines else why or "Nothing differs."
+    if needed and why:
+        differs = ", ".join(f"{total} {kind}" for kind, total in report["counts"].items())
+        raise StoreError(
+            f"{path}: {differs}, and none of it can be exchanged yet, so nobody was asked: {why}", path=path
+        )
     if needed:
-        text = _approval_text(path, lines, report.get("refusal", ""))
+        text = _approval_text(path, lines)
     found = {"ok": report["ok"], "counts": report["counts"], "needed": needed, "text": text, "plan_id": identity}
     return {**found, **{name: report[name] for name in ("generation", "records", "seconds")}, "now_ms": now_ms}
 
@@ -229,7 +235,7 @@ def _findings(path: str, report: Mapping[str, Any]) -> tuple[dict[str, int], lis
 # The text
 
 
-def _approval_text(path: str, lines: Sequence[str], refusal: str) -> str:
+def _approval_text(path: str, lines: Sequence[str]) -> str:
     last = last_report(path)
     clean = (
         f", the last verification was at {moment(last.get('done_ms') or last['now_ms'])} UTC"
@@ -256,4 +262,4 @@ def _approval_text(path: str, lines: Sequence[str], refusal: str) -> str:
         "",
         _REJECT,
     ]
-    return "\n".join([*parts, "", f"**It cannot be exchanged yet**: {refusal}"] if refusal else parts)
+    return "\n".join(parts)

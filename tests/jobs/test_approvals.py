@@ -12,7 +12,7 @@ import pytest
 import broker
 from recovery.jobs import approvals, tasks
 from recovery.jobs.approvals import waiting_lines
-from tests.jobs.shops import LATE_MS, SMALL, killed_shop, spoil_slot
+from tests.jobs.shops import LATE_MS, SMALL, killed_shop, shop, spoil_slot
 
 
 def test_what_an_application_wrote_forges_no_line_of_a_question(tmp_path: Path) -> None:
@@ -45,6 +45,21 @@ def test_nobody_is_asked_about_what_cannot_be_done(golden: Callable[[str], Path]
     """What a broker parked it alone can end: twenty people's answers were red tasks."""
     with pytest.raises(broker.StoreError, match="its broker alone can end its transactions: nothing was asked"):
         tasks.parked(str(golden("rocketmq-5.3.3-killed")), now_ms=1)
+
+
+def test_nobody_is_asked_to_exchange_what_a_rebuild_refuses(tmp_path: Path) -> None:
+    """The approval was red afterwards; where nothing differed, too, and the question listed no difference."""
+    path = shop(tmp_path / "shop", orders=4)
+    (path / "commitlog/00000000000001048576.gz").write_bytes(b"an archive")
+    found = tasks.compare_table(str(path), now_ms=1)
+    assert (found["ok"], found["needed"]) == (False, False)
+    assert "named after a segment that is not there" in found["text"]
+    spoil_slot(path, 2)
+    sentence = r"1 statetable-different, and none of it can be exchanged yet, so nobody was asked: .*Unpack it"
+    with pytest.raises(broker.StoreError, match=sentence):
+        tasks.compare_table(str(path), now_ms=1)
+    (path / "commitlog/00000000000001048576.gz").unlink()
+    assert tasks.compare_table(str(path), now_ms=1)["needed"]
 
 
 def test_nobody_is_asked_to_exchange_files_of_a_broker(golden: Callable[[str], Path]) -> None:

@@ -9,9 +9,11 @@ its broker, and the log of `compare` says what differs, and what to do.
 means that bytes on the disk changed, or a defect: keep the report before you approve, and look at the disk. The
 approval is for the differences that are shown.
 
+**`compare` is red**: something differs, and cannot be exchanged yet, as when two half messages claim one slot while
+either is in doubt. Nobody was asked; do first what the log says, then trigger this DAG again.
+
 **`rebuild` is red**: other differences came out than those that were approved; nothing was done, and `ask_again` has
-started this DAG again. Or two half messages claim one slot while either is in doubt: the log says which; settle them
-first.
+started this DAG again.
 """
 
 from __future__ import annotations
