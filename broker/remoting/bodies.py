@@ -16,6 +16,13 @@ from broker.remoting.fastjson import dumps, loads_object
 _T = TypeVar("_T")
 GROUPS_MAX, SUBSCRIPTIONS_MAX, QUEUES_MAX = 256, 1024, 4096  # of one client, in one body
 BATCH_MESSAGES_MAX = 65_536
+# By their ordinals, which the C++ client writes. RocketMQ: ConsumeType, MessageModel, ConsumeFromWhere (5.3.3).
+_CONSUME_TYPES = ("CONSUME_ACTIVELY", "CONSUME_PASSIVELY", "CONSUME_POP")
+_MESSAGE_MODELS = ("BROADCASTING", "CLUSTERING")
+_CONSUME_FROM = (
+    "CONSUME_FROM_LAST_OFFSET", "CONSUME_FROM_LAST_OFFSET_AND_FROM_MIN_WHEN_BOOT_FIRST", "CONSUME_FROM_MIN_OFFSET",
+    "CONSUME_FROM_MAX_OFFSET", "CONSUME_FROM_FIRST_OFFSET", "CONSUME_FROM_TIMESTAMP",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -119,9 +126,9 @@ def decode_heartbeat(body: bytes) -> HeartbeatData:
 def _consumer(root: dict[str, Any]) -> ConsumerData:
     return ConsumerData(
         _get(root, "groupName", str),
-        _get(root, "consumeType", str, "CONSUME_PASSIVELY"),  # PUSH and PULL from Go 2.0.0
-        _get(root, "messageModel", str, "CLUSTERING"),
-        _get(root, "consumeFromWhere", str, "CONSUME_FROM_LAST_OFFSET"),
+        _constant(root, "consumeType", _CONSUME_TYPES, "CONSUME_PASSIVELY"),  # PUSH and PULL from Go 2.0.0
+        _constant(root, "messageModel", _MESSAGE_MODELS, "CLUSTERING"),
+        _constant(root, "consumeFromWhere", _CONSUME_FROM, "CONSUME_FROM_LAST_OFFSET"),
         tuple(decode_subscription(one) for one in _objects(root, "subscriptionDataSet", SUBSCRIPTIONS_MAX)),
     )
 
@@ -233,6 +240,17 @@ def _integer(name: str, value: Any) -> int:
     if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
         raise ProtocolError(f"{name} is not a whole number of 64 bits")
     return int(value)
+
+
+def _constant(root: dict[str, Any], name: str, names: tuple[str, ...], default: str) -> str:
+    """The name of an enumeration's constant.
+
+    Quirk (C++ client): it writes the ordinal, and fastjson reads that.
+    """
+    value = root.get(name)
+    if type(value) is int and 0 <= value < len(names):
+        return names[value]
+    return _get(root, name, str, default)
 
 
 def _get(root: dict[str, Any], name: str, kind: type[_T], default: _T | None = None) -> _T:

@@ -114,6 +114,21 @@ def test_a_heartbeat_of_the_go_client() -> None:
     assert found.consumers[0].subscriptions[0].as_json() == subscription
 
 
+def test_a_heartbeat_of_the_cpp_client() -> None:
+    """Enumerations by their ordinals, the version of a subscription as text. No other number is a constant."""
+    subscription = {"subString": "*", "subVersion": "1795735436674", "topic": "t"}
+    consumer = {"groupName": "g", "consumeType": 1, "messageModel": 0, "consumeFromWhere": 4,
+                "subscriptionDataSet": [subscription]}  # fmt: skip
+    (found,) = bodies.decode_heartbeat(json.dumps({"clientID": "c", "consumerDataSet": [consumer]}).encode()).consumers
+    named = (found.consume_type, found.message_model, found.consume_from_where)
+    assert named == ("CONSUME_PASSIVELY", "BROADCASTING", "CONSUME_FROM_FIRST_OFFSET")
+    assert found.subscriptions[0].sub_version == 1795735436674
+    for wrong in (2, -1, True, [1]):
+        raw = json.dumps({"clientID": "c", "consumerDataSet": [consumer | {"messageModel": wrong}]}).encode()
+        with pytest.raises(ProtocolError, match="messageModel is not what it must be"):
+            bodies.decode_heartbeat(raw)
+
+
 def test_a_batch_of_the_go_client() -> None:
     """Two messages without properties."""
     raw = bytes.fromhex(
