@@ -10,9 +10,13 @@ from pathlib import Path
 import pytest
 
 import broker
+from broker.cluster.live_cluster import connect
+from broker.cluster.membership import group_member
 from broker.format.config import PERM_READ
+from broker.remoting.codes import RequestCode
 from tests.cluster.conftest import LAYOUT, SOON, Buy
-from tests.cluster.network import NameServer
+from tests.cluster.network import NameServer, Proxy
+from tests.cluster.waiting import awaited
 from tests.producer.delivered import delivered
 
 
@@ -81,6 +85,36 @@ def test_a_broker_that_is_read_only_is_gone_around(two: TwoBrokers, ledger: brok
     two.stores[1].create_topic("carts", queues=2, message_type="", perm=PERM_READ)
     with pytest.raises(broker.NotPermitted, match=r"topic\[carts\] sending message is forbidden"):
         plain.send(broker.Message("carts", b"lamp"))
+
+
+def test_a_broker_that_hangs_keeps_no_queue_of_another_from_an_ordered_consumer(
+    two: TwoBrokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither when it takes its queues, nor when it locks them again."""
+    monkeypatch.setattr(group_member, "LOCK_S", 0.05)
+    monkeypatch.setattr(group_member, "LOCK_VALID_S", 0.3)
+    for store in two.stores:
+        store.create_topic("carts", queues=2)
+    with ExitStack() as stack:
+        proxy = stack.enter_context(Proxy())
+        proxy.target = two.servers[0].address
+        name_server = stack.enter_context(NameServer({"broker-a": proxy.address, "broker-b": two.servers[1].address}))
+        client = stack.enter_context(connect(f"rocketmq://{name_server.address}", call_timeout_s=0.1))
+        before = stack.enter_context(client.consumer("billing", "carts", ordered=True))
+        assert awaited(lambda: len(before.queues) == 6)  # with those of its retry topic
+        proxy.request = lambda _: None
+        locks = _locks(proxy)
+        assert awaited(lambda: _locks(proxy) > locks + 3)  # each waits for the one before, in vain: the first are over
+        after = stack.enter_context(client.consumer("shipping", "carts", ordered=True))
+        two.stores[1].append(broker.Message("carts", b"lamp"))
+        for consumer in (before, after):
+            message = consumer.receive(5.0)
+            assert message is not None
+            assert message.body == b"lamp"
+
+
+def _locks(proxy: Proxy) -> int:
+    return sum(one.code == RequestCode.LOCK_BATCH_MQ for one in proxy.passed)
 
 
 def acknowledged(consumer: broker.ClusterConsumer, count: int) -> set[bytes]:

@@ -5,6 +5,7 @@ RocketMQ: MQClientAPIImpl, RemoteBrokerOffsetStore, PullAPIWrapper, RebalanceImp
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 
 from broker.cluster.network.channels import checked
@@ -12,7 +13,7 @@ from broker.cluster.network.client import ClusterClient
 from broker.consuming.group.positions import Start
 from broker.consuming.redelivery import as_sent
 from broker.consuming.tags import Selection
-from broker.errors import ClusterError, CorruptRecord
+from broker.errors import BrokerError, ClusterError, CorruptRecord
 from broker.format.commitlog import decode
 from broker.format.topics import RETRY_PREFIX
 from broker.message import ReceivedMessage
@@ -144,16 +145,26 @@ class GroupCalls:
         answer = await self._client.channels.request(address, code, ConsumerGroupRequestHeader(self._group))
         return decode_consumer_list(checked(answer, code, address).body)
 
-    async def lock(self, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
-        """Lock queues at their brokers for a minute; those that are ours now."""
-        found: set[MessageQueue] = set()
-        for broker_name, those in _by_broker(queues).items():
+    async def lock(self, queues: Iterable[MessageQueue]) -> tuple[set[MessageQueue], dict[str, BrokerError]]:
+        """Lock queues at their brokers for a minute: those that are ours now, and by broker why it locked none.
+
+        At all brokers at the same time: one that hangs keeps no queue of another from being locked in time.
+        """
+        places = _by_broker(queues)
+        answers = await asyncio.gather(*(self._lock(name, those) for name, those in places.items()))
+        failures = {name: one for name, one in zip(places, answers, strict=True) if isinstance(one, BrokerError)}
+        return {queue for one in answers if isinstance(one, set) for queue in one}, failures
+
+    async def _lock(self, broker_name: str, queues: list[MessageQueue]) -> set[MessageQueue] | BrokerError:
+        """Those of one broker's queues that are locked, or why none is."""
+        body = LockBatch(self._group, self._client.client_id, tuple(queues)).encode()
+        try:
             address, code = self._client.routes.master(broker_name), RequestCode.LOCK_BATCH_MQ
-            body = LockBatch(self._group, self._client.client_id, tuple(those)).encode()
             answer = checked(await self._client.channels.request(address, code, body=body), code, address)
             locked = {(one.topic, one.queue_id) for one in decode_locked(answer.body)}
-            found |= {one for one in those if (one.topic, one.queue_id) in locked}
-        return found
+        except BrokerError as error:
+            return error
+        return {one for one in queues if (one.topic, one.queue_id) in locked}
 
     async def unlock(self, queues: Iterable[MessageQueue]) -> None:
         for broker_name, those in _by_broker(queues).items():

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from broker.cluster.membership.allocation import averagely
 from broker.cluster.membership.group_calls import GroupCalls
@@ -22,7 +22,7 @@ from broker.cluster.network.client import ClusterClient
 from broker.cluster.network.connection import ClientConnection
 from broker.consuming.group.positions import Start
 from broker.consuming.tags import Selection
-from broker.errors import BrokerError, NotPermitted
+from broker.errors import BrokerError, ClusterError, NotPermitted
 from broker.log_fields import event
 from broker.message import ReceivedMessage
 from broker.remoting.bodies import ConsumerData, MessageQueue, SubscriptionData
@@ -175,22 +175,19 @@ class GroupMember:
     async def _take(self, queues: list[MessageQueue]) -> int:
         """Begin with queues; how many could be taken. An ordered one needs its lock first."""
         if self._ordered and queues:
-            locked = await self._calls.lock(queues)
+            locked = await self._lock(queues)
             queues = [queue for queue in queues if queue in locked]
         taken = 0
+        silent: set[str] = set()  # brokers that do not answer: asked once, not for each of their queues
         for queue in queues:
+            if queue.broker_name in silent:
+                continue
             try:
                 position = await self._calls.start_offset(queue, self._start_in(queue))
             except BrokerError as error:
-                if self._begins_to_fail(queue):
-                    _log.warning(
-                        "group %s: %s of %s waits, until its broker says where to begin: %s",
-                        self._data.group,
-                        queue.topic,
-                        queue.broker_name,
-                        error,
-                        extra=event("queue-waits", group=self._data.group, topic=queue.topic, queue=queue.queue_id),
-                    )
+                self._warn_of_waiting(queue, "its broker says where to begin", error)
+                if isinstance(error, ClusterError) and error.code is None:
+                    silent.add(queue.broker_name)
                 continue
             self._failing.discard(queue)
             held = self._holdings.add(queue, position)
@@ -199,6 +196,26 @@ class GroupMember:
             self._client.keep(self._pull_on(held))
             taken += 1
         return taken
+
+    async def _lock(self, queues: Collection[MessageQueue]) -> set[MessageQueue]:
+        """Those of the queues that are locked for us now."""
+        locked, failures = await self._calls.lock(queues)
+        for queue in queues:
+            if queue.broker_name in failures:
+                self._warn_of_waiting(queue, "its broker locks it", failures[queue.broker_name])
+        return locked
+
+    def _warn_of_waiting(self, queue: MessageQueue, what: str, error: BrokerError) -> None:
+        if self._begins_to_fail(queue):
+            _log.warning(
+                "group %s: %s of %s waits, until %s: %s",
+                self._data.group,
+                queue.topic,
+                queue.broker_name,
+                what,
+                error,
+                extra=event("queue-waits", group=self._data.group, topic=queue.topic, queue=queue.queue_id),
+            )
 
     def _start_in(self, queue: MessageQueue) -> Start:
         """Where a new group begins in a queue. What came into one that appeared later was sent after the group began,
@@ -291,9 +308,9 @@ class GroupMember:
             await asyncio.sleep(LOCK_S)
             held = {one.queue: one for one in self._holdings.held}
             now_s = time.monotonic()
-            with contextlib.suppress(BrokerError):  # what is not locked again is not handed out when its time is over
-                for queue in await self._calls.lock(held):
-                    held[queue].locked_until_s = now_s + LOCK_VALID_S
+            for queue in await self._lock(held):  # what is not locked again is not handed out when its time is over
+                held[queue].locked_until_s = now_s + LOCK_VALID_S
+                self._failing.discard(queue)
 
 
 def _warn_of_pull(held: HeldQueue, error: BrokerError) -> None:
