@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,6 +118,31 @@ def test_a_broker_that_hangs_keeps_no_queue_of_another_from_an_ordered_consumer(
 
 def _locks(proxy: Proxy) -> int:
     return sum(one.code == RequestCode.LOCK_BATCH_MQ for one in proxy.passed)
+
+
+def test_a_machine_that_is_off_holds_up_all_sends_at_the_same_time() -> None:
+    """No packet comes back from it. They tried one after the other: the last of eight threads waited eight times."""
+    with ExitStack() as stack:
+        off = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(3):  # a full backlog
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(off.getsockname())
+        name_server = stack.enter_context(NameServer({"broker-a": f"127.0.0.1:{off.getsockname()[1]}"}))
+        url, limit_s = f"rocketmq://{name_server.address}", 0.3
+        client = stack.enter_context(connect(url, call_timeout_s=limit_s, send_timeout_s=limit_s))
+        producer = client.producer("plain")
+
+        def send(_: int) -> str:
+            with pytest.raises(broker.ClusterError) as raised:
+                producer.send(broker.Message("carts", b"lamp"))
+            return str(raised.value)
+
+        begun_s = time.monotonic()
+        with ThreadPoolExecutor(8) as threads:
+            texts = set(threads.map(send, range(8)))
+        assert all("takes no connection within" in text for text in texts), texts
+        assert time.monotonic() - begun_s < 4 * limit_s
 
 
 def acknowledged(consumer: broker.ClusterConsumer, count: int) -> set[bytes]:

@@ -69,24 +69,24 @@ class Channels:
         found = self._open.get(address)
         if found is not None and found.is_open:
             return found
-        async with self._opening.setdefault(address, asyncio.Lock()):
-            found = self._open.get(address)
-            if found is None or not found.is_open:
-                found = self._open[address] = await self._connect(address, timeout_s)
-                self._on_change(address, True)
-            return found
+        try:  # with the wait for another request's try: else a machine that is off holds up one after the other
+            async with asyncio.timeout(timeout_s), self._opening.setdefault(address, asyncio.Lock()):
+                found = self._open.get(address)
+                if found is None or not found.is_open:
+                    found = self._open[address] = await self._connect(address)
+                    self._on_change(address, True)
+                return found
+        except TimeoutError:
+            raise ClusterError(f"{address} takes no connection within {timeout_s:g} s") from None
 
-    async def _connect(self, address: str, timeout_s: float) -> ClientConnection:
+    async def _connect(self, address: str) -> ClientConnection:
         host, _, port = address.rpartition(":")
         tls = self._settings.tls
         bare = host.removeprefix("[").removesuffix("]")
         try:
-            async with asyncio.timeout(timeout_s):
-                _, made = await asyncio.get_running_loop().create_connection(
-                    lambda: ClientConnection(address, self._on_request, self._lost), bare, int(port), ssl=tls
-                )
-        except TimeoutError:
-            raise ClusterError(f"{address} takes no connection within {timeout_s:g} s") from None
+            _, made = await asyncio.get_running_loop().create_connection(
+                lambda: ClientConnection(address, self._on_request, self._lost), bare, int(port), ssl=tls
+            )
         except ssl.SSLError as error:
             raise ClusterError(f"{address}: TLS failed: {error.reason or error}") from None
         except ConnectionError as error:
