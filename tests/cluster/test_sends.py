@@ -238,6 +238,40 @@ def test_a_topic_that_can_only_be_read_is_said(served: Connected) -> None:
         served.client.producer("plain").send(broker.Message("archive", b"x"))
 
 
+def test_a_topic_that_got_fewer_queues_takes_each_message(
+    backend: Connected, cluster: broker.LiveCluster, ledger: broker.Ledger, buy: Buy
+) -> None:
+    """The client learns it with the first message that a queue refuses."""
+    plain, producer = cluster.producer("plain"), cluster.producer("shop", topics=["orders"], ledger=ledger)
+    for topic in ("carts", "orders"):
+        cluster.create_topic(topic, queues=8)
+        assert cluster.topic(topic) is not None  # the route that it knows
+        with backend.another() as administrator:
+            administrator.create_topic(topic, queues=1)
+    assert [plain.send(broker.Message("carts", b"lamp")).queue_id for _ in range(4)] == [0] * 4
+    for number in range(3):
+        buy(producer, number)
+    assert comes_to(backend, [b"0", b"1", b"2"])
+
+
+def test_a_message_that_its_broker_refuses_is_sent_once(served: Connected) -> None:
+    producer = served.client.producer("plain")
+    producer.send(broker.Message("carts", b"lamp"))
+    sent: list[int] = []
+
+    def seen(command: RemotingCommand) -> RemotingCommand:
+        sent.extend([command.opaque] if command.code == RequestCode.SEND_MESSAGE else [])
+        return command
+
+    def refused(answer: RemotingCommand) -> RemotingCommand:
+        return answer.answer(ResponseCode.MESSAGE_ILLEGAL, "not this one") if answer.opaque in sent else answer
+
+    served.proxy.request, served.proxy.answer = seen, refused
+    with pytest.raises(broker.MessageRejected, match="not this one"):
+        producer.send(broker.Message("carts", b"lamp"))
+    assert len(sent) == 1
+
+
 def test_another_cluster_must_be_named(backend: Connected) -> None:
     with pytest.raises(broker.ClusterError, match="cluster=NAME"):
         broker.connect(backend.client.path, cluster="other")

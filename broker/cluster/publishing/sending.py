@@ -82,10 +82,23 @@ class Sender:
         self, topic: str, sharding_key: str | None, code: RequestCode, body: bytes, properties: str, sys_flag: int,
         *, is_half: bool = False,
     ) -> Placed:  # fmt: skip
+        queues = await self._queues(topic)
+        try:
+            return await self._to_one(queues, topic, sharding_key, code, body, properties, sys_flag, is_half=is_half)
+        except MessageRejected:  # where the topic has fewer queues than its known route says, it is not the message's
+            left = await self._queues(topic, max_age_s=0.0)
+            if set(queues) <= set(left):
+                raise
+            return await self._to_one(left, topic, sharding_key, code, body, properties, sys_flag, is_half=is_half)
+
+    async def _to_one(
+        self, queues: tuple[MessageQueue, ...], topic: str, sharding_key: str | None, code: RequestCode, body: bytes,
+        properties: str, sys_flag: int, *, is_half: bool,
+    ) -> Placed:  # fmt: skip
+        """Send to the broker of one of these queues, and to another's where that fails."""
         settings, loop = self._client.settings, asyncio.get_running_loop()
         tries = 1 if sharding_key is not None else 1 + settings.send_retries  # another queue would be another order
         failed: frozenset[str] = frozenset()
-        queues = await self._queues(topic)
         brokers = {queue.broker_name for queue in queues}
         deadline_s = loop.time() + settings.send_timeout_s  # from here on: a name server that hangs took its own time
         failure: BrokerError | None = None
@@ -122,13 +135,13 @@ class Sender:
         turn = self._turns.setdefault(topic, itertools.count(random.randrange(len(queues))))
         return choose(queues, next(turn), failed, self._faults, asyncio.get_running_loop().time() * 1000)
 
-    async def _queues(self, topic: str) -> tuple[MessageQueue, ...]:
+    async def _queues(self, topic: str, *, max_age_s: float | None = None) -> tuple[MessageQueue, ...]:
         """The queues to send to; those of the default topic where brokers make topics by a first message.
 
         Raises ClusterError when the topic is nowhere, NotPermitted when it is read-only everywhere.
         """
         routes = self._client.routes
-        route = await routes.route(topic)
+        route = await routes.route(topic, max_age_s=max_age_s)
         queues = () if route is None else route.writable(topic)
         if route is not None and not queues:  # the default topic would make it again at a broker that does not have it
             raise _not_writable(topic, route)
