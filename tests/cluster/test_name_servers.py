@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -48,6 +50,27 @@ def test_a_name_server_that_hangs_keeps_no_message_back(named: Named, monkeypatc
     asked = len(named.proxy.passed)
     assert [named.send() for _ in range(3)] == ["broker-a"] * 3
     assert len(named.proxy.passed) == asked + 1  # and not for each message
+
+
+def test_resolvers_that_hang_do_not_keep_its_name_from_being_resolved(served: Connected) -> None:
+    """As many checks as there are threads did, and no consumer could give a message back."""
+    is_asked, is_over = threading.Event(), threading.Event()
+
+    def hang(_: broker.ReceivedMessage) -> str:
+        is_asked.set()
+        is_over.wait(30)
+        return "unknown"
+
+    url = f"rocketmq://localhost:{served.proxy.address.rpartition(':')[2]}"
+    with broker.connect(url) as client, ExitStack() as stack:
+        stack.callback(is_over.set)
+        loop = client._loop.loop
+        loop.call_soon_threadsafe(loop.set_default_executor, ThreadPoolExecutor(1))
+        producer = client.producer("shop", topics=["orders"], resolver=hang)
+        producer.send(broker.Message("orders", b"lamp"), producer.begin_transaction())
+        assert is_asked.wait(served.soon_s)
+        served.proxy.cut()
+        assert client.topic("elsewhere") is None  # an answer
 
 
 def test_a_name_server_that_was_just_started_keeps_no_message_back(named: Named) -> None:

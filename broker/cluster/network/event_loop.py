@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 from broker.errors import ClusterError
@@ -24,6 +26,7 @@ class LoopThread:
         self.loop = asyncio.new_event_loop()
         self._pool = ThreadPoolExecutor(thread_name_prefix=name)
         self.loop.set_default_executor(self._pool)
+        self._apart = ThreadPoolExecutor(thread_name_prefix=f"{name}-check")
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
@@ -63,6 +66,11 @@ class LoopThread:
             work.close()
             raise
 
+    async def apart(self, function: Callable[..., _T], *arguments: object) -> _T:
+        """Call what may hang, as an application's resolver: not in the threads that names are resolved in."""
+        called = partial(contextvars.copy_context().run, function, *arguments)
+        return await self.loop.run_in_executor(self._apart, called)
+
     def close(self) -> None:
         """End the loop and what runs in it."""
         if self._pid != os.getpid():
@@ -75,11 +83,15 @@ class LoopThread:
         ended.result(_CLOSE_S)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(_CLOSE_S)
-        waiting = threading.Thread(target=self._pool.shutdown, daemon=True)
+        waiting = threading.Thread(target=self._end_threads, daemon=True)
         waiting.start()
         waiting.join(_CLOSE_S / 2)  # a resolver that hangs is left alone
         if not self._thread.is_alive():
             self.loop.close()
+
+    def _end_threads(self) -> None:
+        for pool in (self._pool, self._apart):
+            pool.shutdown()
 
 
 async def _cancel_all() -> None:

@@ -129,7 +129,7 @@ class ClusterTransactions(HalfMessageService):
             return
         if decision is None and check is not None:
             try:
-                found = await asyncio.to_thread(check, half, read)
+                found = await self._client.loop.apart(check, half, read)
                 decision = await asyncio.wrap_future(found) if isinstance(found, Future) else found
             except BrokerError as error:
                 _log.warning(
