@@ -13,7 +13,7 @@ from broker.format.topics import HALF_TOPIC, HALF_TOPIC_OF_ROCKSDB
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
 from broker.store.engines.half_op import HALF_OP
-from broker.store.read.detect import check_is_store
+from broker.store.read.detect import LOST_AND_FOUND, check_is_store
 from broker.store.read.layout import read_store_file
 from broker.store.read.store import Store
 from broker.transaction.events import EventKind, Generation, GenerationEvidence, gap_evidence, generation, kind_of
@@ -55,7 +55,7 @@ def check_may_write(path: str, disk: Disk) -> None:
     entry, paths = disk.entry(path), Paths(path)
     check_not_followed(path, disk)
     check_not_moved(path, disk)
-    if entry is None or (entry.is_directory and not disk.entries(path)):
+    if entry is None or (entry.is_directory and all(one.name == LOST_AND_FOUND for one in disk.entries(path))):
         return
     if disk.entry(paths.store_json) is not None:
         file = read_store_file(disk, paths)

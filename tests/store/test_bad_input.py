@@ -139,6 +139,22 @@ def test_a_directory_in_a_store_of_ours_that_is_closed_to_the_application() -> N
             assert [one.body for one in store.records()] == [b"x"]
 
 
+def test_a_new_volume_is_an_empty_directory() -> None:
+    """`mkfs` leaves `lost+found` in it, into which only root may look: a sentence sent users there."""
+    with tempfile.TemporaryDirectory() as directory:
+        volume = Path(directory)
+        (volume / "lost+found").mkdir(mode=0)
+        volume.chmod(0o755)
+        expected = sentence(volume)
+        with as_nobody():
+            assert sentence(volume) == expected
+        with broker.open(volume, layout=broker.StoreLayout.small()) as store:
+            store.create_topic("t")
+            store.append(broker.Message("t", b"x"))
+        with broker.open(volume) as store:
+            assert [one.body for one in store.records()] == [b"x"]
+
+
 def test_who_may_not_write_is_told_to_be_one_who_may(tmp_path: Path) -> None:
     error = refused(PermissionError(errno.EACCES, "Permission denied"), str(tmp_path))
     assert str(error).endswith("run as one who may write it")

@@ -13,6 +13,7 @@ _DLEDGER = "dledger-"  # RocketMQ: DLedgerConfig.getDataStorePath
 _ONLY_IN_STORES = ("checkback", "config", "consumequeue")  # one of them beside commitlog/
 _SHOWN = 3  # names from a directory that is not a store
 _COMPRESSED = (".gz", ".zst", ".lz4")  # recovery.pipeline.store_location reads such segments
+LOST_AND_FOUND = "lost+found"  # which a new volume has, for root alone
 _GIVE = "Give the directory that a broker calls storePathRootDir"
 
 
@@ -108,9 +109,7 @@ def _what_is_there(path: str, entries: list[Entry], disk: Disk) -> str:
     if any(is_base(entry.name) for entry in entries):
         parent = os.path.dirname(os.path.abspath(path))
         return f"it holds segments itself. Give the store that it is a part of, perhaps {parent}"
-    below = [
-        entry.path for entry in entries if entry.is_directory and disk.entry(Paths(entry.path).commitlog) is not None
-    ]
+    below = [entry.path for entry in entries if entry.is_directory and _has_log(entry.path, disk)]
     if below:
         return f"there is one in it. Give {below[0]}"
     parts = [entry.name for entry in entries if entry.name in PARTS]
@@ -119,6 +118,13 @@ def _what_is_there(path: str, entries: list[Entry], disk: Disk) -> str:
         text = f"it has {others}, which are worth nothing without their CommitLog. Put commitlog/ back beside them"
         return f"{text}; where its broker has it elsewhere (storePathCommitLog): ln -s DIRECTORY {path}/commitlog"
     return f"it holds {_names(entries)}. {_GIVE}"
+
+
+def _has_log(path: str, disk: Disk) -> bool:
+    try:
+        return disk.entry(Paths(path).commitlog) is not None
+    except StoreError:  # closed to this user, as root's directories beside a store
+        return False
 
 
 def _names(entries: list[Entry]) -> str:
