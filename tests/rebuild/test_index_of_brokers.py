@@ -1,0 +1,58 @@
+"""An index of a store of RocketMQ that no single rule makes, and that is right: a rebuild calls it so."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from broker.format.index import item_at
+from recovery.rebuild import builder
+from recovery.rebuild.rebuilder import rebuild
+from recovery.scan.kinds import Kinds
+from recovery.scan.records import Records
+from recovery.scan.units import Rows
+from recovery.verify.index_items import IndexingRule, expected_items
+from recovery.verify.verifier import verify
+
+pytestmark = pytest.mark.usefixtures("is_still")
+
+
+def _before_an_upgrade(items: Rows, untagged: Rows, middle: int) -> Rows:
+    """What a broker before 5.4 indexed, and then one of 5.5."""
+    return np.concatenate((untagged[untagged["commitlog_offset"] < middle], items[items["commitlog_offset"] >= middle]))
+
+
+def _indexed_again(items: Rows, _untagged: Rows, middle: int) -> Rows:
+    """What a broker leaves that came back after a crash in the middle."""
+    before = items["commitlog_offset"] < middle
+    return np.concatenate((items[before], items[before][-3:], items[~before]))
+
+
+@pytest.mark.parametrize("indexed", [_before_an_upgrade, _indexed_again])
+def test_an_index_that_two_brokers_made_is_what_the_log_says(
+    kind_store: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, indexed: Callable[[Rows, Rows, int], Rows]
+) -> None:
+    """1,919 items of a store that went from 5.3.3 to 5.5.0 were called different, and the broker was to be stopped."""
+    path = kind_store("rocketmq-5.5.0-clean")
+
+    def as_brokers_did(records: Records, kinds: Kinds, _rule: IndexingRule) -> Rows:
+        items = expected_items(records, kinds, IndexingRule.V54)
+        middle = int(np.median(items["commitlog_offset"]))
+        return indexed(items, expected_items(records, kinds, IndexingRule.V5), middle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(builder, "expected_items", as_brokers_did)
+        shutil.rmtree(path / "index")
+        rebuild(path, apply=True, broker_is_stopped=True)
+    assert verify(path).ok
+    assert rebuild(path).ok
+    (newest,) = sorted((path / "index").iterdir())[-1:]
+    raw = bytearray(newest.read_bytes())
+    at = item_at(50, 1)
+    raw[at] ^= 1
+    newest.write_bytes(raw)
+    assert [one.part for one in rebuild(path).differences][:1] == ["index"]
