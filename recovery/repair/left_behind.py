@@ -12,6 +12,9 @@ from broker.store.read.kinds.rocksdb_config import READ
 from recovery.repair.queue_gaps import Gap
 from recovery.repair.salvage_config import CopiedConfig
 
+# The compacted topics, and how far topics were compacted, which is nothing to lose.
+COMPACTED = ("compaction/", ("compaction/position-checkpoint", "compaction/position-checkpoint.bak"))
+
 # Directories with what only their broker can read; the files beside which there must be more for it to matter.
 _ONLY_THERE = (
     (
@@ -20,11 +23,7 @@ _ONLY_THERE = (
         "messages that consumers popped and did not acknowledge are noted in it, and are delivered to no consumer",
     ),
     ("rocksdbstore/", ("rocksdbstore/CURRENT",), "5.5 may keep its timers and the index in it"),
-    (
-        "compaction/",
-        ("compaction/position-checkpoint", "compaction/position-checkpoint.bak"),
-        "messages of compacted topics may be in no segment any more",
-    ),
+    (*COMPACTED, "messages of compacted topics may be in no segment any more"),
     ("timerlog/", (), "messages that wait in the timer wheel are in the new log, but no timer delivers them"),
 )
 

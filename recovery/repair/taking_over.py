@@ -10,6 +10,7 @@ process that opens it ends the exchange: what the broker had derived is kept how
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,6 +20,7 @@ from broker.format.topics import HALF_TOPIC, HALF_TOPIC_OF_ROCKSDB, REVIVE_PREFI
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import HALF_OP, STATE_TABLE, Paths
 from broker.store.disk.store_lock import StoreLock
+from broker.store.read.inventory import inventory
 from broker.store.read.inventory import refusal as not_understood
 from broker.store.read.layout import StoreFile, StoreLayout, read_store_file
 from broker.store.recover.load import plan, refusal
@@ -30,6 +32,7 @@ from recovery.rebuild import replaced
 from recovery.rebuild.builder import Build
 from recovery.rebuild.quiescence import shape
 from recovery.rebuild.rebuilder import Rebuilding, rebuild, sizes_of
+from recovery.repair.left_behind import COMPACTED
 from recovery.scan.kinds import Kinds
 from recovery.scan.records import Records
 from recovery.scan.store_files import StoreFiles
@@ -183,6 +186,7 @@ def _looked_at(path: str, disk: Disk, found: Survey, *, move: bool, even_short: 
     if report.refusal and not move:
         raise StoreError(f"{path}: {report.refusal}", path=path)
     _check_nothing_waits(path)
+    _check_nothing_compacted(files, disk)
     taking = _Taking(sizes_of(files, disk), _engine(files, report.generation), max(report.end_offset, found.tail.end))
     error = refusal(plan(survey_adopted(path, disk, taking.layout, taking.adopted)))
     if error is not None:
@@ -237,6 +241,18 @@ def _check_nothing_waits(path: str) -> None:
     )
     text = f"{text}checkback dump {path} {name}. Without them a copy can be taken over: checkback salvage {path} OUT"
     raise StoreError(text, path=path)
+
+
+def _check_nothing_compacted(files: StoreFiles, disk: Disk) -> None:
+    """Raises StoreError when messages of compacted topics are in no segment any more: nobody would deliver them."""
+    directory, beside = COMPACTED
+    if files.commitlog.begin and inventory(files.path, disk).holds(directory, beside=beside):
+        text = f"{os.path.join(files.path, directory.rstrip('/'))} holds compacted topics, and the log begins at "
+        text = (
+            f"{text}{files.commitlog.begin}: messages of theirs are in no segment any more. Only their broker delivers "
+        )
+        text = f"{text}them. Nothing was changed. Without them a copy can be taken over: "
+        raise StoreError(f"{text}checkback salvage {files.path} OUT", path=files.path)
 
 
 # Transactions

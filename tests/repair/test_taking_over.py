@@ -214,6 +214,20 @@ def test_every_message_of_a_log_that_its_broker_cleaned_is_received(store: Calla
 
 
 @pytest.mark.usefixtures("is_still")
+def test_compacted_topics_of_a_log_that_its_broker_cleaned_stay_with_it(store: Callable[[str], Path]) -> None:
+    """A broker of 5.3.3 delivered 24 messages of one, and no consumer got any of them after a take-over."""
+    path = store("kinds/rocketmq-5.5.0-segments")
+    (path / "commitlog" / FIRST).unlink()
+    compacted = path / "compaction" / "compactionLog" / "Table" / "0"
+    compacted.mkdir(parents=True)
+    (compacted / FIRST).write_bytes(b"1")
+    with pytest.raises(StoreError, match=r"compaction holds compacted topics, and the log begins at 32768: messages"):
+        taken(path)
+    salvage(path, path.with_name("out"))
+    assert taken(path.with_name("out")).applied
+
+
+@pytest.mark.usefixtures("is_still")
 def test_a_queue_all_of_whose_messages_expired_goes_on_at_its_number(store: Callable[[str], Path]) -> None:
     """The broker's groups have read so far: below it they would receive nothing."""
     path = store("kinds/rocketmq-5.5.0-segments")
