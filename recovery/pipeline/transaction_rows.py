@@ -14,7 +14,7 @@ from broker.transaction.events import EventKind, Generation, TransactionState
 from recovery.pipeline.store_location import filesystem_of
 from recovery.scan.spill import pick
 from recovery.scan.units import Ints
-from recovery.transactions.events import Names, Rows
+from recovery.transactions.events import OF_ROCKSDB, Names, Rows
 from recovery.transactions.outcomes import STATE_NAMES, Outcomes
 
 _OWN = (EventKind.PREPARED, EventKind.HALF)
@@ -84,7 +84,7 @@ def _rows_of(outcomes: Outcomes, events: Rows, names: Names, strings: pa.Table, 
         "end_offset": pa.array(ended, mask=ended < 0),
         "delivered_offset": pa.array(delivered, mask=delivered < 0),
         "deliveries": pa.array(counts.astype(np.int32)),
-        "queue_id": pa.array(rows["queue_id"]),
+        "queue_id": pa.array(np.where(rows["queue_id"] == OF_ROCKSDB, 0, rows["queue_id"])),  # theirs is queue 0
         "queue_offset": pa.array(rows["queue_offset"]),
         "checks": pa.array(rows["checks"]),
         "decided_by": _deciders(rows, ended, strings),
