@@ -53,5 +53,17 @@ def test_a_mistake_is_one_sentence() -> None:
         StoreDags("own", pth="/x")
     with pytest.raises(BadSettings, match="there is no DAG 'verify'"):
         StoreDags("own", path="/x", only=["verify"])
+    with pytest.raises(BadSettings, match=r"only is a list of DAGs, as only=\['verify_store'\], not 'verify_store'"):
+        StoreDags("own", path="/x", only="verify_store")
+    with pytest.raises(BadSettings, match="the first argument is the store's name"):
+        StoreDags(None, path="/x")  # type: ignore[arg-type]
+    for dags in (["verify_store"], {"verify_store": "0 3 * * *"}, {"verify_store": None}):
+        with pytest.raises(BadSettings, match=r"dags has arguments of DAG for single DAGs, as .*, not "):
+            StoreDags("own", path="/x", dags=dags)  # type: ignore[arg-type]
+    with pytest.raises(BadSettings, match=r"dags\['verify_store'\] cannot be used: .*schedle"):
+        StoreDags("own", path="/x", dags={"verify_store": {"schedle": "0 3 * * *"}}, only=["verify_store"])
+    for nothing in (3, None):
+        with pytest.raises(BadSettings, match=f"default_args is a table, not {nothing}"):
+            StoreDags("own", path="/x", dags={"verify_store": {"default_args": nothing}}, only={"verify_store"})
     with pytest.raises(BadSettings, match="has no such table"):
         StoreDags("nobody")

@@ -8,7 +8,7 @@ StoreDags("shop", path="/srv/shop.store", ledger_connection="shop_db",
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from airflow.sdk import DAG
@@ -47,9 +47,10 @@ class StoreDags(Mapping[str, DAG]):
         name: str,
         *,
         dags: Mapping[str, Mapping[str, Any]] | None = None,
-        only: Sequence[str] | None = None,
+        only: Collection[str] | None = None,
         **settings: Any,
     ) -> None:
+        _check_kinds(name, dags, only)
         store = one_store(name, settings, f"StoreDags({name!r})") if settings else _configured(name)
         for work in (*(dags or {}), *(only or ())):
             if work not in WORKFLOWS:
@@ -57,7 +58,7 @@ class StoreDags(Mapping[str, DAG]):
         if missing := [work for work in only or () if work not in store.work]:
             raise BadSettings(f"StoreDags({name!r}): a copy has no DAG {missing[0]!r}: nothing writes to it")
         chosen = [work for work in WORKFLOWS if work in store.work and (only is None or work in only)]
-        self._dags = {work: WORKFLOWS[work](store, **(dags or {}).get(work, {})) for work in chosen}
+        self._dags = {work: _made(store, work, (dags or {}).get(work, {})) for work in chosen}
 
     def __getitem__(self, work: str) -> DAG:
         return self._dags[work]
@@ -67,6 +68,25 @@ class StoreDags(Mapping[str, DAG]):
 
     def __len__(self) -> int:
         return len(self._dags)
+
+
+def _check_kinds(name: object, dags: object, only: object) -> None:
+    """Raises BadSettings; a text in the place of a list is its letters."""
+    if not isinstance(name, str):
+        raise BadSettings(f"StoreDags({name!r:.40}): the first argument is the store's name, a text")
+    if isinstance(only, str) or not isinstance(only, Collection | None):
+        raise BadSettings(f"StoreDags({name!r}): only is a list of DAGs, as only=['verify_store'], not {only!r:.40}")
+    kinds = [dags, *dags.values()] if isinstance(dags, Mapping) else [dags] if dags is not None else []
+    if wrong := [one for one in kinds if not isinstance(one, Mapping)]:
+        text = "dags has arguments of DAG for single DAGs, as dags={'verify_store': {'schedule': '0 3 * * *'}}"
+        raise BadSettings(f"StoreDags({name!r}): {text}, not {wrong[0]!r:.40}")
+
+
+def _made(store: StoreSettings, work: str, overrides: Mapping[str, Any]) -> DAG:
+    try:
+        return WORKFLOWS[work](store, **overrides)
+    except (TypeError, ValueError) as error:  # Airflow's, of an argument that DAG does not know, or not so
+        raise BadSettings(f"StoreDags({store.name!r}): dags[{work!r}] cannot be used: {error}") from error
 
 
 def _configured(name: str) -> StoreSettings:

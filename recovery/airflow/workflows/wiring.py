@@ -64,6 +64,9 @@ def merged(ours: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, A
     Of `default_args` and `params` each value for itself: an owner takes no alert away, and another field of a form not
     the one that says whether a person is asked.
     """
+    for name in ("default_args", "params"):
+        if not isinstance(overrides.get(name, {}), Mapping):
+            raise TypeError(f"{name} is a table, not {overrides[name]!r:.40}")
     both = [name for name in ("default_args", "params") if ours.get(name) and overrides.get(name)]
     return {**ours, **overrides, **{name: {**ours[name], **overrides[name]} for name in both}}
 
