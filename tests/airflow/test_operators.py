@@ -25,6 +25,7 @@ from recovery.airflow.operators import (
 )
 from recovery.airflow.operators.approved import question
 from recovery.airflow.sensors import MessageSensor
+from recovery.airflow.settings import BadSettings
 from recovery.airflow.versions import AirflowFailException, AirflowSkipException
 from recovery.jobs.tasks import Unanswered
 from tests.airflow.bags import DagSerialization
@@ -56,6 +57,20 @@ def test_a_connection_says_which_store_and_who_is_asked(connection: Callable[...
     assert (found["committed"], found["rolled_back"]) == (1, 1)
     assert bodies(path) == [b"order 0"]
     json.dumps(found)
+
+
+def test_who_is_named_here_is_asked_instead_of_the_connections_ledger(
+    connection: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ledger went before a resolver wherever it came from: the resolver that a DAG named was never asked."""
+    name = connection("shop", path=shop(tmp_path / "shop", orders=1), password="sqlite:////nowhere/shop.db")  # noqa: S106
+    ask = CheckBackOperator(task_id="ask", connection=name, resolver=ANSWERS)
+    assert ask.execute(context())["committed"] == 1
+    monkeypatch.setenv("AIRFLOW_CONN_ANSWERS", "http://answers.example/shop")
+    by_name = CheckBackOperator(task_id="ask", connection=name, resolver_connection="answers").settings()
+    assert (by_name["ledger"], by_name["resolver"]) == (None, "http://answers.example/shop")
+    with pytest.raises(BadSettings, match="CheckBackOperator 'ask': ledger and resolver exclude each other"):
+        CheckBackOperator(task_id="ask", connection=name, ledger="sqlite:///shop.db", resolver=ANSWERS)
 
 
 def test_a_round_in_which_nobody_answers_is_red(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

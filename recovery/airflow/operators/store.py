@@ -15,16 +15,18 @@ from recovery.airflow.versions import AirflowFailException
 
 SECRETS = ("ledger", "resolver", "resolvers", "catalog")  # URLs: never rendered, so never in Airflow's database
 _CHECKED = ("path", "connection", "ledger_connection", "resolver_connection", "policy", "engine")
+_ANSWERS = ("ledger", "ledger_connection", "resolver", "resolver_connection")  # one of them, for all groups
 SETTINGS = ("path", "policy", "ledger_connection", "resolver_connection", *SECRETS)
 
 
 class StoreOperator(BaseOperator):
     """What the operators share: which store, and who answers for its transactions.
 
-    What is given here goes before what the connection says. URLs that hold a password belong into connections:
-    `ledger_connection` names one of a database, `resolver_connection` one of type http. `engine` is local, spark, or
-    auto: Spark where the connection `checkback_spark` names a master and Spark starts, else the local engine. Opening a
-    store to write recovers it after a crash: with `recovery_is_asked` a person approves that first.
+    What is given here goes before what the connection says: a resolver before its ledger, too. URLs that hold a
+    password belong into connections: `ledger_connection` names one of a database, `resolver_connection` one of type
+    http. `engine` is local, spark, or auto: Spark where the connection `checkback_spark` names a master and Spark
+    starts, else the local engine. Opening a store to write recovers it after a crash: with `recovery_is_asked` a person
+    approves that first.
     """
 
     template_fields: Sequence[str] = (
@@ -59,6 +61,9 @@ class StoreOperator(BaseOperator):
         self.ledger_connection, self.resolver_connection = ledger_connection, resolver_connection
         self.catalog, self.policy, self.engine = catalog, policy, engine
         check(self, *_CHECKED)
+        if len(both := [one for one in _ANSWERS if getattr(self, one)]) > 1:
+            text = f"{' and '.join(both)} exclude each other: give one of them, or `resolvers` by group"
+            raise BadSettings(f"{type(self).__name__} {self.task_id!r}: {text}")
 
     def pre_execute(self, context: Context) -> None:
         """What was rendered is checked before anything is done. Raises AirflowFailException."""
@@ -73,6 +78,8 @@ class StoreOperator(BaseOperator):
         found = dict(given)
         if self.connection or not self.path:
             found = CheckbackHook(self.connection or CheckbackHook.default_conn_name).settings
+            if any(given[one] for one in _ANSWERS):
+                found = {**found, **dict.fromkeys(_ANSWERS)}
         return with_secrets({**found, **{name: value for name, value in given.items() if value is not None}})
 
     def store_path(self) -> str:
