@@ -6,7 +6,7 @@ the half is in doubt. The name of the topic is RocketMQ's, which moves the whole
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from broker.errors import MessageRejected, shown
 from broker.format import properties as names
@@ -100,18 +100,39 @@ class ParkTopic:
         self._lock = ThreadLock()
         self._parked: dict[int, ParkNote] = {}
         self._next = 0
+        self._begin = -1  # the CommitLog offset where the log began then
         self._by_key: dict[tuple[str, str], ParkNote] = {}  # RocketMQ's, by unique key and producer group
         self._taken_back: dict[int, int] = {}  # by half message, where the last record lies that takes it back
 
     def notes(self) -> dict[int, ParkNote]:
         """The note that parks it of each half message that was parked and not taken back, by CommitLog offset."""
         with self._lock:
-            if not self._next:  # retention may have removed the first ones
-                self._next = self._store.queue_range(PARK_TOPIC, _QUEUE)[0]
-            for message in _messages_from(self._store, self._next):
-                self._take(message, _note_in(message))
-                self._next = message.queue_offset + 1
+            self._read_on()
             return dict(self._parked)
+
+    def is_parked(self, commitlog_offset: int) -> bool:
+        """Whether `notes` has the half message, at a cost that does not grow with them."""
+        with self._lock:
+            self._read_on()
+            return commitlog_offset in self._parked
+
+    def forget(self, ended: Iterable[int]) -> None:
+        """Release the notes about half messages that were ended: no note counts any more, and they would add up."""
+        with self._lock:
+            for commitlog_offset in ended:
+                self._parked.pop(commitlog_offset, None)
+
+    def _read_on(self) -> None:
+        """Take what was written to the topic since the last time; call under the lock.
+
+        Where the log begins elsewhere by now, retention may have removed the next ones: their half messages were ended.
+        """
+        if (begin := self._store.begin_offset) != self._begin:
+            self._next = max(self._next, self._store.queue_range(PARK_TOPIC, _QUEUE)[0])
+            self._begin = begin
+        for message in _messages_from(self._store, self._next):
+            self._take(message, _note_in(message))
+            self._next = message.queue_offset + 1
 
     def _take(self, message: ReceivedMessage, note: ParkNote) -> None:
         if note.half_offset < 0:

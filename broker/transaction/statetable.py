@@ -293,7 +293,7 @@ class StateTableService(TransactionalMessageService):
         return TransactionState.PARKED if held is TransactionState.PREPARED and self._is_parked(half) else held
 
     def _is_parked(self, half: Reference) -> bool:
-        return half.commitlog_offset in self._park_topic.notes()
+        return self._park_topic.is_parked(half.commitlog_offset)
 
     def half(self, commitlog_offset: int) -> Half:
         """See TransactionalMessageService."""
@@ -361,6 +361,7 @@ class StateTableService(TransactionalMessageService):
         if not notes:
             return notes
         in_doubt = {self._dispatcher.slot(slot).commitlog_offset for slot in self.in_doubt_slots()}
+        self._park_topic.forget(notes.keys() - in_doubt)
         return {half: note for half, note in notes.items() if half in in_doubt}
 
     def park(self, half: Half, why: str) -> bool:

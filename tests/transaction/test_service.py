@@ -14,7 +14,9 @@ import broker
 from broker.errors import TransactionError
 from broker.format.sysflag import TransactionType
 from broker.transaction.events import BY, WHY
+from broker.transaction.parking import ParkTopic
 from broker.transaction.service import HalfReference
+from broker.transaction.statetable import StateTableService
 from recovery.verify.verifier import verify
 from tests.transaction.opened import message, opened
 
@@ -262,6 +264,48 @@ def test_parking_is_a_record_and_no_decision(tmp_path: Path) -> None:
     assert report.ok, [str(finding) for finding in report.findings]
     counts = report.transactions
     assert (counts["committed"], counts["parked"], counts["in_doubt"]) == (1, 1, 1)
+
+
+def test_a_process_keeps_no_note_of_what_was_ended(tmp_path: Path) -> None:
+    """It would keep one for each transaction that was ever parked, as long as it lives."""
+    with opened(tmp_path, sync="os") as store:
+        halves = [store.transactions.prepare(message(str(number)), "shop") for number in range(20)]
+        for half in halves:
+            store.transactions.park(half, "nobody answers")
+        for half in halves[1:]:
+            store.transactions.rollback(half)
+        assert list(store.transactions.parked()) == [halves[0].commitlog_offset]
+        assert isinstance(store.transactions, StateTableService)
+        assert list(store.transactions._park_topic.notes()) == [halves[0].commitlog_offset]
+
+
+def test_the_state_of_one_half_message_copies_no_notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To park each of many cost as much as all that were parked before it."""
+    with opened(tmp_path, sync="os") as store, monkeypatch.context() as patched:
+        half = store.transactions.prepare(message(), "shop")
+        patched.setattr(ParkTopic, "notes", lambda _self: pytest.fail("all notes were copied"))
+        assert store.transactions.park(half, "nobody answers")
+        assert store.transactions.state(half) is broker.TransactionState.PARKED
+
+
+def test_what_is_parked_is_known_behind_what_retention_removed(tmp_path: Path) -> None:
+    """A process that looked long ago waited at a record that is gone: for it nothing was parked any more."""
+    with opened(tmp_path, sync="os") as store, opened(tmp_path, sync="os") as waits:
+        for number in range(400):
+            half = store.transactions.prepare(message(str(number)), "shop")
+            store.transactions.park(half, "nobody answers")
+            if number == 1:
+                assert len(waits.transactions.parked()) == 2  # and it looks no more until it leads
+            if number < 2:
+                continue
+            store.transactions.rollback(half)
+        for one in list(store.transactions.in_doubt()):
+            store.transactions.rollback(one)
+        now_ms = time.time_ns() // 1_000_000 + 60_000
+        assert len(store.retain(broker.Retention(keep_s=0, even_unread=True), now_ms=now_ms).segments) > 0
+        last = store.transactions.prepare(message("last"), "shop")
+        store.transactions.park(last, "nobody answers")
+        assert list(waits.transactions.parked()) == [last.commitlog_offset]
 
 
 def test_a_half_message_is_whole(tmp_path: Path, each_engine: str) -> None:
