@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from broker.writable_store import WritableStore
 
 RETAIN_EVERY_S = 10.0  # RocketMQ: cleanResourceInterval
+HALVES_LISTED = 1000  # pins of half messages in a report: a million are in doubt where check-back cannot ask
 _log = logging.getLogger("broker")
 
 
@@ -78,9 +79,11 @@ class RetentionReport:
     disk_free_bytes: int
     """What was free on its disk then."""
     pins: list[Pin]
-    """What keeps the other segments that are due, the lowest first."""
+    """What keeps the other segments that are due, the lowest first; of half messages the first thousand."""
     unread: list[Unread]
     """By group and topic: what is unread, and what of it went."""
+    pins_omitted: int = 0
+    """How many half messages more keep them."""
 
     @property
     def bytes(self) -> int:
@@ -95,7 +98,8 @@ class RetentionReport:
     def as_json(self) -> dict[str, Any]:
         """Its fields by name, with `bytes` and `unread_gone`, ready for JSON; `pins`, `unread`: lists of objects."""
         names = ("path", "applied", "begin", "segment_bytes", "due", "segments", "derived", "used_bytes")
-        facts = {name: getattr(self, name) for name in (*names, "disk_free_bytes", "bytes", "unread_gone")}
+        more = ("disk_free_bytes", "bytes", "unread_gone", "pins_omitted")
+        facts = {name: getattr(self, name) for name in (*names, *more)}
         lists = {"pins": [asdict(pin) for pin in self.pins], "unread": [one.as_json() for one in self.unread]}
         return {**facts, "retention": self.retention.as_json(), **lists}
 
@@ -109,6 +113,7 @@ class _RemovalPlan:
     going: list[int]
     pins: list[Pin]
     unread: list[Unread]
+    pins_omitted: int
     used_bytes: int = 0
     disk_free_bytes: int = 0
     segments: list[str] = field(default_factory=list)
@@ -202,6 +207,7 @@ class Retainer:
         return RetentionReport(
             self._store.path, retention, not dry_run, plan.begin, self._writer.layout.segment_bytes, len(plan.due),
             plan.segments, plan.derived, plan.used_bytes, plan.disk_free_bytes, plan.pins, plan.unread,
+            plan.pins_omitted,
         )  # fmt: skip
 
     def _plan(self, retention: Retention, now_ms: int, *, full: bool) -> _RemovalPlan:
@@ -216,7 +222,8 @@ class Retainer:
         segment_bytes, begin = writer.layout.segment_bytes, removal.begin_of(writer.parts)
         due = due_segments(removal.old_segments(writer.parts), segment_bytes, before_ms, surplus)
         end = due[-1] + segment_bytes if due else begin
-        pins = [_half_pin(at) for at in removal.halves_in_doubt(writer.parts) if at < end] if due else []
+        halves = [at for at in removal.halves_in_doubt(writer.parts) if at < end] if due else []
+        pins, omitted = [_half_pin(at) for at in halves[:HALVES_LISTED]], max(0, len(halves) - HALVES_LISTED)
         unread = self._unread(retention, begin, now_ms) if due or full else []
         if not retention.even_unread:
             pins += [self._unread_pin(one) for one in unread if one.pinned_at is not None and one.pinned_at < end]
@@ -224,7 +231,7 @@ class Retainer:
         going = going_segments(due, segment_bytes, pins[0].commitlog_offset if pins else None)
         begin = going[-1] + segment_bytes if going else begin
         counted = [one.cut(self._store, begin) for one in unread]
-        return _RemovalPlan(begin, due, going, pins, counted, used, free)
+        return _RemovalPlan(begin, due, going, pins, counted, omitted, used, free)
 
     def _unread(self, retention: Retention, begin: int, now_ms: int) -> list[Unread]:
         if self._positions is None and has_consumers(self._store):

@@ -241,7 +241,8 @@ def retain(
     """Remove what is older than `keep` (as 72h): segments, ledger rows, reports; and the ended from the catalog.
 
     Above `max_bytes` (as 20GiB) of the store, or below `free_bytes` of its disk, the oldest segments go however young.
-    What somebody has yet to read stays, unless `even_unread`: `pins` says what, `unread` how much, by group and topic.
+    What somebody has yet to read stays, unless `even_unread`: `pins` says what, `pins_omitted` how many half messages
+    more, `unread` how much, by group and topic.
     Processes that have the store open with a retention of their own are heard: the most careful counts. A store that
     another program wrote is left alone, as `did` says.
     """
@@ -267,5 +268,5 @@ def retain(
         rest = {"ledger_rows": rows, "catalog_rows": len(forgotten), "reports": reports, "now_ms": now_ms}
         kept = keep_report(path, f"retain-{now_ms}.json", {**summary, **rest}, latest=LATEST_RETENTION)
     counts = {"segments": len(done.segments), "derived_files": len(done.derived), "begin_offset": done.begin}
-    names = ("bytes", "due", "used_bytes", "disk_free_bytes", "pins", "unread", "unread_gone")
+    names = ("bytes", "due", "used_bytes", "disk_free_bytes", "pins", "pins_omitted", "unread", "unread_gone")
     return {"did": "a retention", **counts, **{name: summary[name] for name in names}, **rest, "report": kept}

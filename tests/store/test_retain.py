@@ -17,6 +17,7 @@ from broker.store.maintain.retention import OldSegment, Retention, due_segments,
 from broker.store.shared.control import Word
 from broker.store.write.pending_record import end_draft
 from broker.store.writer import StoreWriter, open_writer
+from recovery.cli.terminal.tables_consumer import retention
 from recovery.rebuild import rebuild
 from recovery.verify.verifier import verify
 from tests.store.filled import SMALL, half
@@ -118,6 +119,17 @@ def test_a_half_message_in_doubt_keeps_its_segment(store: LiveStore) -> None:
     assert writer.dispatcher.slot(pin.queue_offset).state == TransactionType.PREPARED
     writer.append_one(end_draft(half(5000), pin.commitlog_offset, pin.queue_offset, TransactionType.COMMIT))
     assert store.retain(ALL, now_ms=later_ms(store)).begin > pin.commitlog_offset
+
+
+def test_of_many_half_messages_in_doubt_the_first_are_listed(store: LiveStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A million had a sentence each: in each application, in 190 MB of JSON and in Airflow's database."""
+    monkeypatch.setattr("broker.retainer.HALVES_LISTED", 3)
+    pins = [store.writer.append_one(half(5000 + number)).commitlog_offset for number in range(5)]
+    settled(store.writer, 2000, 1200)
+    done = store.retain(ALL, dry_run=True, now_ms=later_ms(store))
+    assert [one.commitlog_offset for one in done.pins] == pins[:3]
+    assert done.pins_omitted == done.as_json()["pins_omitted"] == 2
+    assert "  and 2 more" in list(retention(done, None, {}))
 
 
 def test_a_store_above_its_limit_takes_the_oldest(store: LiveStore, tmp_path: Path) -> None:

@@ -101,8 +101,8 @@ def retention(report: RetentionReport, theirs: Retention | None, history: Mappin
         pinned = count(kept, "segment that is due stays", "segments that are due stay")
         yield f"{pinned}, pinned by:"
         yield from (printable(f"  {pin.commitlog_offset:>20,}  {pin.text}") for pin in report.pins[:_PINS_SHOWN])
-        if len(report.pins) > _PINS_SHOWN:
-            yield f"  and {len(report.pins) - _PINS_SHOWN:,} more"
+        if (more := max(0, len(report.pins) - _PINS_SHOWN) + report.pins_omitted) > 0:
+            yield f"  and {more:,} more"
     yield _retention_verdict(report)
     if history.get("unread"):
         total = sum(history["unread"].values())
