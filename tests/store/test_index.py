@@ -103,6 +103,17 @@ def test_several_files_and_a_window_of_time(tmp_path: Path) -> None:
             assert store.by_key("orders", key, None, stored_ms) == []
 
 
+def test_a_lookup_that_finds_its_file_whole_does_not_sleep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for a moment of length zero either: Linux takes up to a tenth of a millisecond for it, for each file."""
+    log = Log()
+    log.append(20)
+    path = log.write(tmp_path)
+    write_index(path, log.records, slots=5, items=20)
+    monkeypatch.setattr("broker.store.read.index.time.sleep", lambda _s: pytest.fail("it slept"))
+    with broker.open(path, read_only=True) as store:
+        assert len(store.by_key("orders", "key-7")) == 1
+
+
 def test_a_key_that_only_shares_the_hash(tmp_path: Path) -> None:
     """ "Aa" and "BB" have one hash in Java: the record decides."""
     log = Log()

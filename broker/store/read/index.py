@@ -120,8 +120,9 @@ class Index:
     def _open(self, listed: Entry) -> IndexFile | None:
         entry, used_items = listed, 0
         for pause_s in _PAUSES_S:
-            time.sleep(pause_s)
-            if pause_s:  # it may have been empty when it was listed, and be in use by now
+            if pause_s:  # a sleep of nothing takes a tenth of a millisecond, for each file of each lookup
+                time.sleep(pause_s)
+                # it may have been empty when it was listed, and be in use by now
                 entry = self._directory.disk.entry(listed.path) or listed
             try:
                 file = self._directory.files.get(entry.path, entry.inode)
