@@ -15,6 +15,7 @@ import pytest
 import broker
 from broker.cluster.live_cluster import connect
 from broker.cluster.membership import group_member
+from broker.cluster.publishing import sending
 from broker.format.config import PERM_READ
 from broker.remoting.codes import RequestCode
 from tests.cluster.conftest import LAYOUT, SOON, Buy
@@ -123,12 +124,7 @@ def _locks(proxy: Proxy) -> int:
 def test_a_machine_that_is_off_holds_up_all_sends_at_the_same_time() -> None:
     """No packet comes back from it. They tried one after the other: the last of eight threads waited eight times."""
     with ExitStack() as stack:
-        off = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
-        for _ in range(3):  # a full backlog
-            waiting = stack.enter_context(socket.socket())
-            waiting.setblocking(False)
-            waiting.connect_ex(off.getsockname())
-        name_server = stack.enter_context(NameServer({"broker-a": f"127.0.0.1:{off.getsockname()[1]}"}))
+        name_server = stack.enter_context(NameServer({"broker-a": _off(stack)}))
         url, limit_s = f"rocketmq://{name_server.address}", 0.3
         client = stack.enter_context(connect(url, call_timeout_s=limit_s, send_timeout_s=limit_s))
         producer = client.producer("plain")
@@ -143,6 +139,33 @@ def test_a_machine_that_is_off_holds_up_all_sends_at_the_same_time() -> None:
             texts = set(threads.map(send, range(8)))
         assert all("takes no connection within" in text for text in texts), texts
         assert time.monotonic() - begun_s < 4 * limit_s
+
+
+def test_a_machine_that_is_off_keeps_no_message_from_another_broker(
+    two: TwoBrokers, ledger: broker.Ledger, buy: Buy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wait for a connection took all the time of the first send, which failed; so did one every ten seconds."""
+    monkeypatch.setattr(sending, "_CONNECT_S", 0.05)
+    with ExitStack() as stack:
+        places = {"broker-a": _off(stack), "broker-b": two.servers[1].address}
+        name_server = stack.enter_context(NameServer(places))
+        client = stack.enter_context(connect(f"rocketmq://{name_server.address}", call_timeout_s=0.2))
+        plain = client.producer("plain")
+        assert {plain.send(broker.Message("carts", b"lamp")).broker_name for _ in range(4)} == {"broker-b"}
+        producer = client.producer("shop", topics=["orders"], ledger=ledger)
+        for number in range(4):
+            buy(producer, number)
+        assert len(delivered(two.stores[1])) == 4
+
+
+def _off(stack: ExitStack) -> str:
+    """The address of a machine from which no packet comes back: a full backlog."""
+    off = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+    for _ in range(3):
+        waiting = stack.enter_context(socket.socket())
+        waiting.setblocking(False)
+        waiting.connect_ex(off.getsockname())
+    return f"127.0.0.1:{off.getsockname()[1]}"
 
 
 def acknowledged(consumer: broker.ClusterConsumer, count: int) -> set[bytes]:

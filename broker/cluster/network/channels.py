@@ -38,11 +38,15 @@ class Channels:
         body: bytes = b"",
         *,
         timeout_s: float | None = None,
+        connect_s: float | None = None,
     ) -> RemotingCommand:
-        """The answer to a request, whatever its code. Raises ClusterError when there is none."""
+        """The answer to a request, whatever its code; of its time at most `connect_s` for a connection.
+
+        Raises ClusterError when there is none.
+        """
         limit_s = self._settings.call_timeout_s if timeout_s is None else timeout_s
         started = asyncio.get_running_loop().time()
-        connection = await self._connection(address, limit_s)
+        connection = await self._connection(address, limit_s if connect_s is None else min(connect_s, limit_s))
         left_s = limit_s - (asyncio.get_running_loop().time() - started)
         return await connection.request(self._command(code, header, body), max(0.05, left_s))
 

@@ -31,6 +31,7 @@ from broker.remoting.frames import FRAME_BYTES_MAX
 from broker.remoting.message_headers import SendMessageRequestHeader, SendMessageResponseHeader
 from broker.remoting.routes import TopicRoute
 
+_CONNECT_S = 1.0  # a machine that is off leaves time for another broker
 DEFAULT_QUEUES = 4  # RocketMQ: defaultTopicQueueNums of a producer
 _BATCH_BYTES_MAX = FRAME_BYTES_MAX - HEADER_BYTES_MAX
 _STATUSES = {
@@ -102,11 +103,12 @@ class Sender:
         brokers = {queue.broker_name for queue in queues}
         deadline_s = loop.time() + settings.send_timeout_s  # from here on: a name server that hangs took its own time
         failure: BrokerError | None = None
-        for _ in range(tries):
+        for tries_left in reversed(range(tries)):
             left_s = deadline_s - loop.time()
             if left_s <= 0:
                 break
             queue = self._queue(queues, topic, sharding_key, failed)
+            has_others = bool(tries_left and brokers - failed - {queue.broker_name})
             header = SendMessageRequestHeader(
                 self._group, topic, AUTO_CREATE_TOPIC, DEFAULT_QUEUES, queue.queue_id, sys_flag, self._now_ms(), 0,
                 properties, batch=code is RequestCode.SEND_BATCH_MESSAGE, broker_name=queue.broker_name,
@@ -114,7 +116,10 @@ class Sender:
             started_s = loop.time()
             try:
                 address = self._client.routes.master(queue.broker_name)
-                answer = await self._client.channels.request(address, code, header, body, timeout_s=left_s)
+                connect_s = _CONNECT_S if has_others else None
+                answer = await self._client.channels.request(
+                    address, code, header, body, timeout_s=left_s, connect_s=connect_s
+                )
                 placed = placed_by(answer, code, address, queue)
             except (ClusterError, NotPermitted) as error:
                 self._faults.note(queue.broker_name, FAILED_MS, loop.time() * 1000)
