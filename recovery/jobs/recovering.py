@@ -123,7 +123,8 @@ def recover(
 
     with alone(path, "recover"):
         made = crash.plan(crash.survey(path))
-        if expected and made.is_needed and _id(made) != expected:
+        is_needed = made.is_needed or crashed(path, foreign=True) is not None
+        if expected and is_needed and _id(made) != expected:
             raise PlanChanged(path)
         report = crash.apply(made, broker_is_stopped=broker_is_stopped).as_json()
         if crashed(path):  # only processes died: the next one that opens it finishes what they left
@@ -135,8 +136,15 @@ def recover(
 
 
 def _id(plan: RecoveryPlan) -> str:
-    """What stands for a plan: its case and its steps."""
-    return plan_id([plan.case.label, *plan.lines])
+    """What stands for a plan: its case, its steps, and where the log ended, which not each case has in its steps.
+
+    Of a log that another program wrote, and whose end was not read, it is when its files were last written to.
+    """
+    paths, disk = Paths(plan.survey.path), Disk()
+    end = str(plan.survey.tail.end)
+    if plan.survey.layout is None and disk.entry(paths.commitlog) is not None:
+        end = str(max((one.changed_ns for one in disk.entries(paths.commitlog)), default=0))
+    return plan_id([plan.case.label, *plan.lines, end])
 
 
 def _approval_text(path: str, plan: RecoveryPlan, *, must_ask: bool) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 import broker
 from recovery.jobs import approvals, tasks
 from recovery.jobs.approvals import waiting_lines
-from tests.jobs.shops import LATE_MS, SMALL, killed_shop, shop, spoil_slot
+from tests.jobs.shops import LATE_MS, SMALL, in_child, killed_shop, shop, spoil_slot
 
 
 def test_what_an_application_wrote_forges_no_line_of_a_question(tmp_path: Path) -> None:
@@ -39,6 +41,30 @@ def test_an_approval_says_how_old_its_transactions_are_by_the_clock(
     tasks.recover(str(path), now_ms=1)
     spoil_slot(path, 2)
     assert "the oldest for 5 d" in tasks.compare_table(str(path), now_ms=1)["text"]
+
+
+def test_an_approval_of_a_recovery_is_for_the_log_that_was_shown(
+    tmp_path: Path, golden_copy: Callable[[str], Path]
+) -> None:
+    """An application opened the store meanwhile, wrote and crashed: the plan was the same, and was carried out."""
+
+    def goes_on() -> None:
+        store = broker.open(path)
+        store.append(broker.Message("orders", b"12"))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    path = str(killed_shop(tmp_path / "shop", orders=1))
+    plan = tasks.plan_recovery(path)
+    in_child(goes_on)
+    with pytest.raises(approvals.PlanChanged):
+        tasks.recover(path, now_ms=1, expected=plan["plan_id"])
+    assert tasks.crashed(path)
+    tasks.recover(path, now_ms=1, expected=tasks.plan_recovery(path)["plan_id"])
+    assert tasks.recover(path, now_ms=1, expected=plan["plan_id"])["case"], "the second time nothing is left to do"
+    foreign = golden_copy("rocketmq-3.1.5-killed")
+    before = tasks.plan_recovery(str(foreign), take_over=True)["plan_id"]
+    os.utime(next((foreign / "commitlog").iterdir()))
+    assert tasks.plan_recovery(str(foreign), take_over=True)["plan_id"] != before, "its broker wrote meanwhile"
 
 
 def test_nobody_is_asked_about_what_cannot_be_done(golden: Callable[[str], Path]) -> None:
