@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from broker.database.ledger_binding import KnownLedgers
 from broker.errors import BrokerError
 from broker.ledger import Ledger
 from broker.live import LiveStore
@@ -70,7 +71,8 @@ class Setup:
                 asked[group] = Breaker(Bounded(Ledgers(ledgers[group])) if "ledger" in spec else _other(spec))
             default = asked.pop(EVERY_GROUP, None)
             only_ledgers = len(ledgers) == len(self.resolvers)
-            yield Resolvers(Router(asked, default), ledgers, self.asks, only_ledgers=only_ledgers)
+            known = KnownLedgers(store.path, store.writer.disk)
+            yield Resolvers(Router(asked, default), ledgers, self.asks, known, only_ledgers=only_ledgers)
         finally:
             for ledger in (one for each in ledgers.values() for one in each):
                 ledger.close()
@@ -84,19 +86,23 @@ class Resolvers:
         router: Router,
         by_group: Mapping[str, Sequence[LedgerResolver]],
         asks: Mapping[str, str] | None,
+        known: KnownLedgers,
         *,
         only_ledgers: bool,
     ) -> None:
-        self.router, self.asks, self._only_ledgers = router, asks, only_ledgers
+        self.router, self.asks, self._known, self._only_ledgers = router, asks, known, only_ledgers
         self.ledgers = {f"{group}, {one!r}": one for group, each in by_group.items() for one in each}
         self._by_group = {group: Ledgers(each) for group, each in by_group.items()}
 
     def wrong(self) -> list[str]:
         """Why nothing can be decided: nobody but ledgers is asked, and none is certainly one of this store's.
 
-        Empty where a database does not answer: it may be the right one.
+        Empty where a database does not answer: it may be the right one. And where the store knows no ledger: nothing in
+        it waits for one.
         """
         found: list[str] = []
+        if not self._known.all():
+            return found
         for ledger in self.ledgers.values() if self._only_ledgers else ():
             try:
                 ledger.binding_id()

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import URL, create_engine, make_url, select, text
 
+import broker
 from broker.ledger import Ledger
 from recovery.checkback.catalog import Catalog
 from recovery.checkback.round import CheckBack
@@ -21,6 +22,7 @@ from recovery.cli.shared import FINDINGS, USAGE, WELL
 from tests.backends.shop import raiser
 from tests.checkback.other_databases import another, numbers, restore, shown, tables_in
 from tests.checkback.shop import Shop
+from tests.cli.command import command
 
 Made = tuple[URL, tuple[str, ...]]  # the wrong database, and further options
 
@@ -159,6 +161,21 @@ def test_a_wrong_database_does_not_pass_while_nothing_is_due(
     assert "1 in doubt, 0 asked" in out
     assert (code, error.count("nothing was decided"), shop.in_doubt()) == (USAGE, 1, 1), error
     assert run_due("check-back", shop.path, "--ledger", shown(url))[0] == WELL
+
+
+def test_a_ledger_that_nobody_used_yet_is_not_wrong_where_nothing_waits_for_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A new deployment, in which the first transaction is of a producer with a resolver of its own."""
+    path, url = tmp_path / "store", f"sqlite:///{tmp_path / 'shop.db'}"
+    engine = create_engine(url)
+    Ledger(engine).create_all()
+    engine.dispose()
+    with broker.open(path, layout=broker.StoreLayout.small()) as store:
+        producer = store.producer("mail", topics=["mails"], resolver=lambda _message: None)
+        producer.send(broker.Message("mails", b"1"), producer.begin_transaction())
+    ran = command(capsys, "check-back", path, "--ledger", url)
+    assert (ran.code, "1 in doubt, 0 asked" in ran.out) == (WELL, True), ran.err
 
 
 def test_both_identities_are_named(
