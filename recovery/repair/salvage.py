@@ -126,8 +126,8 @@ def salvage(
     _check_out(files.path, out_path)
     unfinished = f"{out_path}{_UNFINISHED}"
     try:
-        os.makedirs(os.path.join(unfinished, "commitlog"))
-        os.chmod(unfinished, os.stat(unfinished).st_mode & (0o700 | os.stat(files.path).st_mode))  # as readers
+        os.mkdir(unfinished, 0o700 | os.stat(files.path).st_mode & 0o777)  # for who may look into the store, as a copy
+        os.mkdir(os.path.join(unfinished, "commitlog"))
     except FileExistsError:
         text = f"{unfinished} is left of a killed salvage, or one is running. Remove it, or give another directory"
         raise StoreError(text, path=unfinished) from None

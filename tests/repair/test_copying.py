@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -117,6 +118,22 @@ def test_who_may_not_look_into_the_store_may_not_look_into_its_copy(
     source.chmod(0o700)
     copies(str(source), str(target))
     assert target.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("copies", [copy_store, salvage])
+def test_a_file_system_without_permissions_takes_a_copy(
+    tmp_path: Path, copies: Callable[[str, str], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A FAT stick that root mounted takes files of all, and refuses each chmod."""
+
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    with broker.open(tmp_path / "store", layout=SMALL) as store:
+        store.append(broker.Message("orders", b"1"))
+    monkeypatch.setattr(os, "chmod", refused)
+    copies(str(tmp_path / "store"), str(tmp_path / "copy"))
+    assert verify(tmp_path / "copy").ok
 
 
 def test_what_cannot_be_copied_is_refused_before_anything_is_made(
