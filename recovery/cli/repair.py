@@ -12,7 +12,7 @@ from recovery.cli.terminal.output import Bar, print_json, show, warn
 from recovery.humanize import size
 
 if TYPE_CHECKING:
-    from broker.errors import CorruptStore
+    from broker.errors import StoreError
     from broker.live import LiveStore
     from broker.store.read.inventory import Misfit
     from recovery.rebuild.replaced import Replacement
@@ -51,6 +51,7 @@ def recover(
     """
     if even_short and not apply:
         raise BadParameter("it writes to the store: give --apply, too", param_hint="--even-short")
+    from broker.errors import CorruptStore
     from broker.store.disk.files import Disk
     from recovery.repair import crash
 
@@ -62,7 +63,7 @@ def recover(
             print_json({**made.as_json(), "not_understood": [one.as_json() for one in misfits], "refused": refused})
         else:
             show(_plan_lines(made, misfits, against))
-        if against is not None or (made.is_needed and made.survey.facts.tail.value == "corrupt"):
+        if isinstance(against, CorruptStore) or (made.is_needed and made.survey.facts.tail.value == "corrupt"):
             raise Exit(CORRUPT)
         raise Exit(FINDINGS if made.is_needed else WELL)
     with Bar("Recovering") as progress:
@@ -70,7 +71,7 @@ def recover(
     print_json(report.as_json()) if as_json else show(_report_lines(report))
 
 
-def _plan_lines(made: RecoveryPlan, misfits: Sequence[Misfit], against: CorruptStore | None) -> Iterator[str]:
+def _plan_lines(made: RecoveryPlan, misfits: Sequence[Misfit], against: StoreError | None) -> Iterator[str]:
     yield f"{made.survey.path}: {made.case.label}: {made.case.sentence}"
     for number, line in enumerate(made.lines, 1):
         yield f"{number:>3}. {line}"

@@ -87,7 +87,8 @@ def plan_recovery(path: str, *, name: str = "", take_over: bool = False) -> dict
 
     `needed` says whether there is anything to do; `must_ask` that another program wrote the store, so that a person has
     to say that its broker is stopped: it is offered with `take_over` alone. `subject` and `text` are for the person who
-    decides, and `plan_id` stands for the case and its steps. Raises CorruptStore when no crash explains what is there.
+    decides, and `plan_id` stands for the case and its steps. Raises CorruptStore when no crash explains what is there,
+    StoreError when a take-over that is to be offered would be refused.
     """
     from broker.store.recover.load import refusal
     from broker.store.recover.survey import Owner
@@ -106,6 +107,9 @@ def plan_recovery(path: str, *, name: str = "", take_over: bool = False) -> dict
             "Another program wrote this store, so it is only verified. `take_over = true` in its settings offers more."
         )
         return {**found, "needed": False, "text": text}
+    against = crash.objection(made.survey) if needed and must_ask else None
+    if against is not None:
+        raise against  # before anybody is asked
     text = _approval_text(path, made, must_ask=must_ask) if needed else "Nothing is to be done."
     return {**found, "needed": needed, "text": text}
 

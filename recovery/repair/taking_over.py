@@ -138,15 +138,18 @@ def take_over(path: str, disk: Disk, found: Survey, *, move: bool = False, even_
         lock.release()
 
 
-def objection(found: Survey) -> CorruptStore | None:
+def objection(found: Survey) -> StoreError | None:
     """Why `take_over` would refuse a store, as far as it shows without reading the log; None when nothing shows."""
-    if found.facts.owner is not Owner.FOREIGN:
+    if found.facts.owner not in (Owner.FOREIGN, Owner.FOREIGN_SINCE):
         return None
     files = StoreFiles.open(found.path)
     try:
-        _check_segments(files)
-        _check_not_short(files, files.commitlog.end, is_alone=False)
-    except CorruptStore as error:
+        if found.facts.owner is Owner.FOREIGN:
+            _check_segments(files)
+            _check_not_short(files, files.commitlog.end, is_alone=False)
+        _check_nothing_waits(found.path)
+        _check_nothing_compacted(files, files.disk)
+    except StoreError as error:
         return error
     return None
 

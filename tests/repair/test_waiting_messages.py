@@ -21,8 +21,10 @@ from broker.format.topics import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
 from broker.store.recover.due_times import BrokerDueTimes
+from recovery.jobs import tasks
 from recovery.repair import crash
 from recovery.verify.verifier import verify
+from tests.cli.command import command
 from tests.rebuild.derived_files import on_disk
 from tests.repair.popping import put_popped
 from tests.scan.logs import Log, Wanted
@@ -115,6 +117,19 @@ def test_messages_in_the_timer_wheel_are_left_to_their_broker(tmp_path: Path) ->
     log.write(tmp_path / "store")
     put_timed_message(tmp_path / "store", at, len(log.records[at]), 200)
     assert_left_to_its_broker(tmp_path / "store")
+
+
+def test_without_apply_it_says_that_it_would_refuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It named the command that is refused; in Airflow a person was asked, and the run was red."""
+    log, path = Log(4096), tmp_path / "store"
+    at = log.append(TIMED)
+    log.write(path)
+    put_timed_message(path, at, len(log.records[at]), 200)
+    ran = command(capsys, "recover", path)
+    assert (ran.code, ran.out.count("--apply would refuse: "), "wait in the timer wheel" in ran.out) == (1, 1, True)
+    (path / "abort").touch()
+    with pytest.raises(StoreError, match="wait in the timer wheel"):
+        tasks.plan_recovery(str(path), take_over=True)
 
 
 def test_a_store_of_ours_with_which_a_broker_went_on_is_no_exception(tmp_path: Path) -> None:
