@@ -16,6 +16,7 @@ from broker.format.topics import SCHEDULE_TOPIC
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
 from broker.store.read.inventory import Misfit, inventory
+from broker.store.read.kinds.log_directories import with_log_directories
 from broker.store.read.segments import is_base
 from recovery.scan.kinds import Kinds
 from recovery.scan.records import Records
@@ -28,12 +29,7 @@ _INT_MIN = -(1 << 31)
 def misfits_of_store(files: StoreFiles, disk: Disk) -> list[Misfit]:
     """What the directories and the table of topics say, before the log is read."""
     found = inventory(files.path, disk).misfits(of_rebuild=True)
-    why = "a part of the log is in it, and only its broker's configuration (storePathCommitLog) names all of these"
-    named = (
-        Misfit(one.path, "a directory of segments beside commitlog/", why) if one.path in files.log_directories else one
-        for one in found
-    )
-    return [*named, *_packed_segments(files)]
+    return [*with_log_directories(found, files.log_directories), *_packed_segments(files)]
 
 
 def _packed_segments(files: StoreFiles) -> list[Misfit]:

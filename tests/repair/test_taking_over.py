@@ -214,6 +214,21 @@ def test_every_message_of_a_log_that_its_broker_cleaned_is_received(store: Calla
 
 
 @pytest.mark.usefixtures("is_still")
+def test_nobody_is_told_to_move_a_part_of_the_log_out(
+    store: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a second directory of storePathCommitLog the sentence said so."""
+    path = store("kinds/rocketmq-5.5.0-segments")
+    (path / "second").mkdir()
+    last = max((path / "commitlog").iterdir())
+    last.rename(path / "second" / last.name)
+    ran = command(capsys, "recover", path)
+    assert "second is a directory of segments beside commitlog/: a part of the log is in it" in ran.out
+    ran = command(capsys, "recover", path, "--apply", "--broker-is-stopped")
+    assert (ran.code, "a part of the log is in it" in ran.err, "move it out" in ran.out + ran.err) == (2, True, False)
+
+
+@pytest.mark.usefixtures("is_still")
 def test_compacted_topics_of_a_log_that_its_broker_cleaned_stay_with_it(store: Callable[[str], Path]) -> None:
     """A broker of 5.3.3 delivered 24 messages of one, and no consumer got any of them after a take-over."""
     path = store("kinds/rocketmq-5.5.0-segments")

@@ -19,6 +19,7 @@ from broker.store.disk.files import Disk
 from broker.store.maintain.checkpointing import checkpoint_as_is
 from broker.store.read.inventory import Misfit, inventory
 from broker.store.read.inventory import refusal as not_understood
+from broker.store.read.kinds.log_directories import other_log_directories, with_log_directories
 from broker.store.recover.cases import Case, CaseVerdict, case_of
 from broker.store.recover.lost_log import lost
 from broker.store.recover.steps import BELIEVE, CUT_DERIVED, EMPTY_DERIVED, TRUST, Progress, Step
@@ -78,7 +79,8 @@ def misfits_in_the_way(plan: RecoveryPlan, disk: Disk) -> list[Misfit]:
     For a store of another program, which is taken over as a whole: all that it holds of that kind.
     """
     if plan.survey.facts.owner in (Owner.FOREIGN_SINCE, Owner.FOREIGN):
-        return inventory(plan.survey.path, disk).misfits()
+        path = plan.survey.path
+        return with_log_directories(inventory(path, disk).misfits(), set(other_log_directories(disk, path)))
     if CUT_DERIVED not in plan.steps and EMPTY_DERIVED not in plan.steps:
         return []
     return inventory(plan.survey.path, disk).misfits_inside()

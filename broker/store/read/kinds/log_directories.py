@@ -6,11 +6,11 @@ RocketMQ: MultiPathMappedFileQueue (5.3.3).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from broker.store.disk.files import Disk, Entry, Missing
 from broker.store.disk.paths import Paths
-from broker.store.read.inventory import kind_of
+from broker.store.read.inventory import Misfit, kind_of
 from broker.store.read.segments import is_base
 
 
@@ -29,6 +29,13 @@ def other_log_directories(disk: Disk, store: str) -> Iterator[str]:
             bases = _bases(inside)
             if bases and len(bases) == len(inside) and not bases & own:
                 yield entry.path
+
+
+def with_log_directories(misfits: Iterable[Misfit], directories: Collection[str]) -> list[Misfit]:
+    """The misfits of a store, with what these are that hold a part of its log: nobody may move them out."""
+    why = "a part of the log is in it, and only its broker's configuration (storePathCommitLog) names all of these"
+    what = "a directory of segments beside commitlog/"
+    return [Misfit(one.path, what, why) if one.path in directories else one for one in misfits]
 
 
 def _bases(entries: list[Entry]) -> set[int]:
