@@ -20,8 +20,9 @@ from broker.format.topics import HALF_TOPIC, HALF_TOPIC_OF_ROCKSDB, REVIVE_PREFI
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import HALF_OP, STATE_TABLE, Paths
 from broker.store.disk.store_lock import StoreLock
-from broker.store.read.inventory import inventory
+from broker.store.read.inventory import CONFIG_IN_ROCKSDB, inventory
 from broker.store.read.inventory import refusal as not_understood
+from broker.store.read.kinds.rocksdb_config import READ
 from broker.store.read.layout import StoreFile, StoreLayout, read_store_file
 from broker.store.recover.load import plan, refusal
 from broker.store.recover.survey import Owner, Survey, survey, survey_adopted
@@ -147,6 +148,7 @@ def objection(found: Survey) -> StoreError | None:
         if found.facts.owner is Owner.FOREIGN:
             _check_segments(files)
             _check_not_short(files, files.commitlog.end, is_alone=False)
+            _check_config_is_json(files)
         _check_nothing_waits(found.path)
         _check_nothing_compacted(files, files.disk)
     except StoreError as error:
@@ -180,6 +182,7 @@ def _looked_at(path: str, disk: Disk, found: Survey, *, move: bool, even_short: 
     files = StoreFiles.open(path)
     if found.facts.owner is Owner.FOREIGN:
         _check_segments(files)
+        _check_config_is_json(files)
     report = rebuild(path, disk=disk, kind=_UpToTheEnd)
     if report.misfits:
         raise not_understood(path, report.misfits)
@@ -212,6 +215,19 @@ def _check_segments(files: StoreFiles) -> None:
             text = f"{text} of {_PAGE_BYTES} bytes. Nothing was changed. Give it its size again, as the broker's"
             text = f"{text} mappedFileSizeCommitLog says: truncate -s SIZE {segment.path}"
             raise CorruptStore(text, path=segment.path)
+
+
+def _check_config_is_json(files: StoreFiles) -> None:
+    """Raises StoreError when topics, groups or positions are in a RocksDB, which no writer of ours reads or writes.
+
+    Without the extra, topics in one are refused as what is not understood.
+    """
+    names = [name for name in inventory(files.path, files.disk).rocksdb_config if name in READ]
+    if names:
+        text = f"{os.path.join(files.path, 'config', names[0])} is a RocksDB that holds {CONFIG_IN_ROCKSDB[names[0]]}"
+        text = f"{text}. A store of checkback has them as JSON: without its position each group would get every message"
+        text = f"{text} again. Nothing was changed. Make a copy that has JSON, and take that over: "
+        raise StoreError(f"{text}checkback salvage {files.path} OUT", path=files.path)
 
 
 def _check_not_short(files: StoreFiles, end_offset: int, *, is_alone: bool = True) -> None:

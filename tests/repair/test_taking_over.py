@@ -214,6 +214,24 @@ def test_every_message_of_a_log_that_its_broker_cleaned_is_received(store: Calla
 
 
 @pytest.mark.usefixtures("is_still")
+def test_positions_in_a_rocksdb_become_json_first(
+    store: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a store of 5.5.0 with configManagerVersion=v2 a group got 90 messages again that it had acknowledged."""
+    path, other = store("kinds/rocketmq-5.5.0-default"), store("kinds/rocketmq-5.5.0-rocksdb")
+    for directory in (one for one in (other / "config").iterdir() if one.is_dir()):
+        directory.rename(path / "config" / directory.name)
+    before = seen(path)
+    ran = command(capsys, "recover", path)
+    assert (ran.code, "is a RocksDB that holds" in ran.out, "would refuse" in ran.out) == (1, True, True)
+    with pytest.raises(StoreError, match=r"without its position each group would get every message again.*salvage"):
+        taken(path)
+    assert seen(path) == before
+    salvage(path, tmp_path / "out")
+    assert taken(tmp_path / "out").applied
+
+
+@pytest.mark.usefixtures("is_still")
 def test_nobody_is_told_to_move_a_part_of_the_log_out(
     store: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
