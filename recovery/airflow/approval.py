@@ -6,7 +6,7 @@ carries it in the store, in the record that ends it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from airflow.providers.standard.operators.empty import EmptyOperator
@@ -14,7 +14,14 @@ from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOpe
 from airflow.sdk import BaseOperator, Context, Param
 
 from recovery.airflow.operating.links import HalfMessageLink, StorePageLink
-from recovery.airflow.operators.approved import PLAN_CHANGED, note_rejection, who_answered
+from recovery.airflow.operators.approved import (
+    GO_ON,
+    NOTHING,
+    PLAN_CHANGED,
+    check_question,
+    note_rejection,
+    who_answered,
+)
 from recovery.airflow.operators.store import StoreOperator, now_ms
 from recovery.airflow.versions import HAS_APPROVALS, AirflowFailException, AirflowSkipException
 
@@ -55,9 +62,10 @@ class AskOperator(ApprovalOperator):
 
     def execute(self, context: Context) -> Any:
         """Raises AirflowSkipException when there is nothing to do: the run is well, and what follows is skipped."""
-        if self.question == "nothing to do":
+        check_question(self.question)
+        if self.question == NOTHING:
             raise AirflowSkipException("there is nothing to do")
-        if self.question == "go on":
+        if self.question == GO_ON:
             return None
         return super().execute(context)
 
@@ -131,6 +139,11 @@ class ResolveOperator(StoreOperator):
         """What became of it."""
         from recovery.jobs import tasks
 
+        if not isinstance(self.answer, Mapping):
+            text = (
+                "nobody decided: the task that asks was marked as done, and has no answer. Nothing was done; clear it"
+            )
+            raise AirflowFailException(text)
         (decision,) = self.answer["chosen_options"]
         if decision != LEAVE:
             self.leave_crashed()

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import quote
 
 import pytest
@@ -27,10 +28,10 @@ from recovery.airflow.operators.approved import question
 from recovery.airflow.sensors import MessageSensor
 from recovery.airflow.settings import BadSettings
 from recovery.airflow.versions import AirflowFailException, AirflowSkipException
-from recovery.jobs.tasks import Unanswered
+from recovery.jobs.tasks import Unanswered, crashed
 from tests.airflow.bags import DagSerialization
 from tests.airflow.dag_runs import context
-from tests.jobs.shops import ANSWERS, bodies, park, shop, spoil_slot
+from tests.jobs.shops import ANSWERS, bodies, killed_shop, park, shop, spoil_slot
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -134,6 +135,28 @@ def test_an_approval_may_not_be_needed() -> None:
 
 
 SECRET = "s3cret/of@shop"  # noqa: S105 - what must be seen nowhere
+
+
+def test_a_task_that_was_marked_as_done_is_no_answer(tmp_path: Path) -> None:
+    """Who marked the approval did without those who may approve, and the report named nobody; the others were
+    tracebacks about None."""
+    path = killed_shop(tmp_path / "shop", orders=1)
+    for kind in (operators.RecoverOperator, operators.RebuildOperator):
+        for asks, answer, why in (
+            ("ask", None, "nobody approved this: the task that asks was marked as done"),
+            ("ask", {"chosen_options": ["Reject"]}, "nobody approved this"),
+            ("", {"chosen_options": ["Approve"]}, "there is no plan: the task that makes it was marked as done"),
+        ):
+            with pytest.raises(AirflowFailException, match=why):
+                kind(task_id="do", path=str(path), question=asks, answer=answer).execute(context())
+    assert crashed(str(path))
+    with pytest.raises(AirflowFailException, match="there is no plan"):
+        AskOperator(task_id="approve", subject="?", question="").execute(context())
+    with pytest.raises(AirflowFailException, match="nobody decided"):
+        approval.ResolveOperator(task_id="resolve", path=str(path), parked={}, answer=None).execute(context())
+    nothing = SimpleNamespace(xcom_pull=lambda **_: None)
+    with pytest.raises(AirflowFailException, match="verify has no result: it was marked as done"):
+        NoFindingsOperator(task_id="no_findings").execute(context(ti=nothing))
 
 
 def test_sparks_master_comes_from_our_connection(monkeypatch: pytest.MonkeyPatch) -> None:

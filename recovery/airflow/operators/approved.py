@@ -19,6 +19,7 @@ def who_answered(answer: Any) -> str | None:
     return str(who.get("name") or who.get("id") or "") or None
 
 
+NOTHING, ASK, GO_ON = _QUESTIONS = ("nothing to do", "ask", "go on")
 PLAN_CHANGED = "plan_changed"
 REJECTED = "rejected"
 
@@ -41,8 +42,30 @@ def plan_changed(context: Context, error: Exception) -> AirflowFailException:
     return AirflowFailException(f"{error}. The DAG is started again for the plan as it is now")
 
 
+def check_question(asks: str | None) -> None:
+    """Raises AirflowFailException for what is no result of a plan: the task that plans was marked, and did not run.
+
+    None is outside of our DAGs.
+    """
+    if asks not in (None, *_QUESTIONS):
+        text = "there is no plan: the task that makes it was marked as done, and did not run"
+        raise AirflowFailException(f"{text}. Nothing was done; clear that task, or trigger this DAG again")
+
+
+def check_approved(asks: str | None, answer: Any) -> None:
+    """Raises AirflowFailException where a person was to approve, and nobody did.
+
+    Who may mark a task as done need not be one of those who may approve.
+    """
+    check_question(asks)
+    options = answer.get("chosen_options") if isinstance(answer, Mapping) else None
+    if asks == ASK and options != ["Approve"]:
+        text = "nobody approved this: the task that asks was marked as done, and has no answer"
+        raise AirflowFailException(f"{text}. Nothing was done; clear that task, and answer the question")
+
+
 def question(needed: bool, ask: bool) -> str:
     """What stands before an apply: nothing to do, ask a person, or go on."""
     if not needed:
-        return "nothing to do"
-    return "ask" if ask else "go on"
+        return NOTHING
+    return ASK if ask else GO_ON

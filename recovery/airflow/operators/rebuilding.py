@@ -8,7 +8,7 @@ from typing import Any
 from airflow.sdk import Context
 
 from recovery.airflow.arguments import check, is_true
-from recovery.airflow.operators.approved import plan_changed, question, who_answered
+from recovery.airflow.operators.approved import check_approved, plan_changed, question, who_answered
 from recovery.airflow.operators.store import StoreOperator, now_ms
 
 
@@ -37,20 +37,24 @@ class RebuildOperator(StoreOperator):
     """Rebuild the state table and swap it in, while applications go on.
 
     `expected` is the `plan_id` of the comparison that was approved: other differences are not exchanged. `answer` is
-    the result of the approval, which says who gave it.
+    the result of the approval, which says who gave it; where the `question` of the comparison was `ask`, nothing is
+    done without one.
     """
 
-    template_fields: Sequence[str] = (*StoreOperator.template_fields, "expected", "answer")
+    template_fields: Sequence[str] = (*StoreOperator.template_fields, "expected", "answer", "question")
 
-    def __init__(self, *, expected: str | None = None, answer: Any = None, **kwargs: Any) -> None:
+    def __init__(
+        self, *, expected: str | None = None, answer: Any = None, question: str | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
-        self.expected, self.answer = expected, answer
+        self.expected, self.answer, self.question = expected, answer, question
 
     def execute(self, context: Context) -> dict[str, Any]:
         """What was swapped."""
         from recovery.jobs.approvals import PlanChanged
         from recovery.jobs.rebuilding import rebuild_table
 
+        check_approved(self.question, self.answer)
         self.leave_crashed()
         asked = {"expected": self.expected, "by": who_answered(self.answer), **self.engine_settings()}
         try:

@@ -9,7 +9,7 @@ from typing import Any
 from airflow.sdk import Context
 
 from recovery.airflow.arguments import check, is_true
-from recovery.airflow.operators.approved import REJECTED, plan_changed, question, who_answered
+from recovery.airflow.operators.approved import ASK, REJECTED, check_approved, plan_changed, question, who_answered
 from recovery.airflow.operators.store import StoreOperator, now_ms
 from recovery.airflow.versions import AirflowFailException, AirflowSkipException
 from recovery.humanize import moment, span
@@ -40,7 +40,7 @@ class PlanRecoveryOperator(StoreOperator):
         path = self.store_path()
         plan = plan_recovery(path, name=self.store or path, take_over=self.take_over)
         asks = question(plan["needed"], is_true(self.ask) or plan["must_ask"])
-        if asks == "ask":
+        if asks == ASK:
             self._leave_rejected(context, path)
         return {**plan, "question": asks}
 
@@ -62,16 +62,25 @@ class RecoverOperator(StoreOperator):
 
     `broker_is_stopped` is a person's word: true only behind an approval, for a store that another program wrote.
     `expected` is the `plan_id` of the plan that was approved: another plan is not carried out. `answer` is the result
-    of the approval, which says who gave it.
+    of the approval, which says who gave it; where the `question` of the plan was `ask`, nothing is done without one.
     """
 
-    template_fields: Sequence[str] = (*StoreOperator.template_fields, "broker_is_stopped", "expected", "answer")
+    template_fields: Sequence[str] = (
+        *StoreOperator.template_fields, "broker_is_stopped", "expected", "answer", "question",
+    )  # fmt: skip
 
     def __init__(
-        self, *, broker_is_stopped: bool | str = False, expected: str | None = None, answer: Any = None, **kwargs: Any
+        self,
+        *,
+        broker_is_stopped: bool | str = False,
+        expected: str | None = None,
+        answer: Any = None,
+        question: str | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.broker_is_stopped, self.expected, self.answer = broker_is_stopped, expected, answer
+        self.question = question
         check(self, "broker_is_stopped")
 
     def execute(self, context: Context) -> dict[str, Any]:
@@ -79,6 +88,7 @@ class RecoverOperator(StoreOperator):
         from recovery.jobs.approvals import PlanChanged
         from recovery.jobs.recovering import recover
 
+        check_approved(self.question, self.answer)
         try:
             found = recover(
                 self.store_path(),

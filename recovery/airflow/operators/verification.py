@@ -50,6 +50,9 @@ class NoFindingsOperator(BaseOperator):
     def execute(self, context: Context) -> None:
         """Raises AirflowFailException with the findings, the kinds first."""
         report = context["ti"].xcom_pull(task_ids=self.verify_task_id)
+        if report is None:
+            text = f"{self.verify_task_id} has no result: it was marked as done, and did not run. Clear it"
+            raise AirflowFailException(text)
         if report["ok"]:
             return
         kinds = ", ".join(f"{count} {kind}" for kind, count in report["counts"].items())

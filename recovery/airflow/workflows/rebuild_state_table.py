@@ -27,7 +27,7 @@ from recovery.airflow.approval import AskAgainOperator, AskOperator, DoneOperato
 from recovery.airflow.assets import rebuilt
 from recovery.airflow.operators import CompareTableOperator, RebuildOperator
 from recovery.airflow.settings import StoreSettings
-from recovery.airflow.workflows.wiring import answering, asked_first, engine_pool, merged, shared
+from recovery.airflow.workflows.wiring import answering, asked_first, engine_pool, merged, result_of, shared
 
 ASK = Param(True, type="boolean", title="Ask first", description="Wait for approval before the table is exchanged.")
 
@@ -41,15 +41,16 @@ def make(store: StoreSettings, **overrides: Any) -> DAG:
         compare = CompareTableOperator(task_id="compare", ask=ask, **engine_pool(store), **target)
         approve = AskOperator(
             task_id="approve",
-            question="{{ ti.xcom_pull('compare')['question'] }}",
+            question=result_of("compare", "question"),
             subject=f"Exchange derived files of {store.name}?",
-            body="{{ ti.xcom_pull('compare')['text'] }}",
+            body=result_of("compare", "text"),
             defaults="Reject",
             **answering(store),
         )
         rebuild = RebuildOperator(
             task_id="rebuild",
-            expected="{{ ti.xcom_pull('compare')['plan_id'] }}",
+            question=result_of("compare", "question"),
+            expected=result_of("compare", "plan_id"),
             answer=approve.output,
             outlets=[rebuilt(store.name)],
             **engine_pool(store),

@@ -35,7 +35,7 @@ from recovery.airflow.operators import (
 )
 from recovery.airflow.settings import StoreSettings
 from recovery.airflow.triggers import CrashTrigger
-from recovery.airflow.workflows.wiring import answering, ask_param, asked_first, engine_pool, merged, shared
+from recovery.airflow.workflows.wiring import answering, ask_param, asked_first, engine_pool, merged, result_of, shared
 
 
 def make(store: StoreSettings, **overrides: Any) -> DAG:
@@ -48,16 +48,17 @@ def make(store: StoreSettings, **overrides: Any) -> DAG:
         plan = PlanRecoveryOperator(task_id="plan", ask=ask, take_over=store.take_over, again_s=again_s, **target)
         approve = AskOperator(
             task_id="approve",
-            question="{{ ti.xcom_pull('plan')['question'] }}",
-            subject="{{ ti.xcom_pull('plan')['subject'] }}",
-            body="{{ ti.xcom_pull('plan')['text'] }}",
+            question=result_of("plan", "question"),
+            subject=result_of("plan", "subject"),
+            body=result_of("plan", "text"),
             defaults="Reject",
             **answering(store),
         )
         recover = RecoverOperator(
             task_id="recover",
-            broker_is_stopped="{{ ti.xcom_pull('plan')['must_ask'] }}",  # then nothing but an approval leads here
-            expected="{{ ti.xcom_pull('plan')['plan_id'] }}",
+            broker_is_stopped=result_of("plan", "must_ask"),  # then nothing but an approval leads here
+            question=result_of("plan", "question"),
+            expected=result_of("plan", "plan_id"),
             answer=approve.output,
             outlets=[recovered(store.name)],
             **target,

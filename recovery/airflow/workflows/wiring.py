@@ -85,6 +85,11 @@ def answering(store: StoreSettings) -> dict[str, Any]:
     return arguments
 
 
+def result_of(task_id: str, name: str) -> str:
+    """The template of a value in a task's result; empty where it has none, as a task that a person marked as done."""
+    return f"{{{{ (ti.xcom_pull('{task_id}') or {{}}).get('{name}', '') }}}}"
+
+
 def engine_pool(store: StoreSettings) -> dict[str, Any]:
     """The pool of a task that may start Spark; the default pool where none is set."""
     return {"pool": store.pool} if store.pool else {}
