@@ -1,4 +1,4 @@
-"""Shares and holdings of a member of a group of a cluster: decisions without a broker."""
+"""Shares and holdings of a member of a group of a cluster: decisions, most of them without a broker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ import pytest
 from broker.cluster.membership.allocation import averagely
 from broker.cluster.membership.holdings import Holdings
 from broker.message import ReceivedMessage
-from broker.remoting.bodies import MessageQueue
+from broker.remoting.bodies import MessageQueue, decode_consumer_list
+from broker.remoting.command import RemotingCommand
+from broker.remoting.fastjson import dumps
+from tests.backends.clusters import Connected
+from tests.cluster.waiting import awaited
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 9])
@@ -24,6 +28,19 @@ def test_every_queue_has_one_member(count: int, members: int) -> None:
     )
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
     assert averagely(queues, ids, "stranger") == []
+    assert averagely(queues, [*ids, ids[0], ids[0]], ids[0]) == shares[0]  # a broker that hung names it so
+
+
+def test_a_member_that_its_broker_names_several_times_has_all_of_its_queues(served: Connected) -> None:
+    def thrice(answer: RemotingCommand) -> RemotingCommand:
+        if answer.body.startswith(b'{"consumerIdList"'):
+            answer.body = dumps({"consumerIdList": [*decode_consumer_list(answer.body)] * 3})
+        return answer
+
+    served.client.create_topic("carts", queues=4)
+    served.proxy.answer = thrice
+    with served.client.consumer("billing", "carts") as consumer:
+        assert awaited(lambda: [one[1] for one in consumer.queues if one[0] == "carts"] == [0, 1, 2, 3])
 
 
 def test_what_comes_back_is_first_where_that_is_asked_for() -> None:

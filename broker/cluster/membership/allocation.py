@@ -16,8 +16,12 @@ def order_of(queue: MessageQueue) -> tuple[str, str, int]:
 
 
 def averagely(queues: Iterable[MessageQueue], client_ids: Sequence[str], client_id: str) -> list[MessageQueue]:
-    """The queues of one member: neighbours, the first members one more where they do not divide evenly."""
-    ids = sorted(client_ids)
+    """The queues of one member: neighbours, the first members one more where they do not divide evenly.
+
+    Quirk (5.3.3): a broker that hung for a while names a client once for each connection that it had meanwhile, for two
+    minutes. Each client counts once: the shares of the others were read by nobody.
+    """
+    ids = sorted(set(client_ids))
     if client_id not in ids:
         return []
     listed, index = sorted(queues, key=order_of), ids.index(client_id)
