@@ -44,3 +44,20 @@ def test_queues_that_cannot_be_divided_are_said_once(
         assert len(said) <= 5  # one for each of two topics, or five queues
         served.proxy.request = lambda command: command
         assert consumer.receive(served.soon_s) is not None
+
+
+def test_a_position_that_cannot_be_written_names_its_queue(served: Connected, caplog: pytest.LogCaptureFixture) -> None:
+    served.client.create_topic("carts", queues=1)
+    served.client.producer("plain").send(broker.Message("carts", b"lamp"))
+
+    def refused(command: RemotingCommand) -> RemotingCommand:
+        if command.code != RequestCode.UPDATE_CONSUMER_OFFSET:
+            return command
+        return RemotingCommand(RequestCode.GET_KV_CONFIG, command.opaque)  # which lacks its fields
+
+    served.proxy.request = refused
+    with served.client.consumer("billing", "carts") as consumer:
+        message = consumer.receive(served.soon_s)
+        assert message is not None
+        assert consumer.ack(message)
+    assert "group billing: its position in queue 0 of carts at broker-a was not written: " in caplog.text

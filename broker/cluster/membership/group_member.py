@@ -240,11 +240,13 @@ class GroupMember:
                 await self._calls.unlock([held.queue])
         except BrokerError as error:
             _log.warning(
-                "the position of %s in %s was not written: %s",
+                "group %s: its position in queue %d of %s at %s was not written: %s",
                 self._data.group,
-                held.queue,
+                held.queue.queue_id,
+                held.queue.topic,
+                held.queue.broker_name,
                 error,
-                extra=event("position-not-written", group=self._data.group),
+                extra=event("position-not-written", group=self._data.group, topic=held.queue.topic),
             )
 
     # Pulls
