@@ -52,10 +52,12 @@ def fields_of(hint: Any) -> dict[str, tuple[Any, bool]]:
 def _variables(hint: Any) -> dict[Any, Any]:
     """The type variables of a generic class and of its bases, with what stands for each. Raises BrokerError."""
     kind = typing.get_origin(hint) or hint
-    names = getattr(kind, "__parameters__", ())
-    found = dict(zip(names, typing.get_args(hint) or map(_default, names), strict=True))
+    names, given = getattr(kind, "__parameters__", ()), typing.get_args(hint)
+    if not _are_types(names) or len(given) not in (0, len(names)):  # collections.abc.Sequence names no variable
+        return {}
+    found = dict(zip(names, given or map(_default, names), strict=True))
     for base in getattr(kind, "__orig_bases__", ()):
-        if not typing.get_args(base) or typing.get_origin(base) is typing.Generic:
+        if not typing.get_args(base) or typing.get_origin(base) in (typing.Generic, typing.Protocol):
             continue
         for name, one in _variables(_replaced(base, found)).items():
             if found.setdefault(name, one) != one:
@@ -69,7 +71,12 @@ def _replaced(hint: Any, given: dict[Any, Any]) -> Any:
     if isinstance(hint, TypeVar):
         return given.get(hint, _default(hint))
     variables = getattr(hint, "__parameters__", ())
-    return hint[tuple(_replaced(one, given) for one in variables)] if variables else hint
+    return hint[tuple(_replaced(one, given) for one in variables)] if variables and _are_types(variables) else hint
+
+
+def _are_types(variables: tuple[Any, ...]) -> bool:
+    """Whether each variable stands for one type, as no TypeVarTuple and no ParamSpec does."""
+    return all(isinstance(one, TypeVar) for one in variables)
 
 
 def _default(variable: TypeVar) -> Any:

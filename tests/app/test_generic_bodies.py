@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from decimal import Decimal
-from typing import Any, Generic, Optional, TypedDict, TypeVar
+from typing import Any, Generic, Optional, ParamSpec, Protocol, TypedDict, TypeVar, TypeVarTuple
 
 import msgspec
 import pytest
@@ -24,6 +25,8 @@ class Price:
 T = TypeVar("T")
 U = TypeVar("U")
 Priced = TypeVar("Priced", bound=Price)
+Parameters = ParamSpec("Parameters")
+Several = TypeVarTuple("Several")
 
 
 @dataclass
@@ -53,6 +56,31 @@ class Swapped(Page[int], Generic[T]):
     last: T | None = None
 
 
+class Event(Protocol[T]):
+    """What has a time, say."""
+
+
+@dataclass
+class Order(Sequence[int], Event[str]):
+    ids: list[int]
+
+    def __getitem__(self, place: Any) -> Any:
+        return self.ids[place]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass
+class Job(Generic[Parameters]):
+    name: str
+
+
+@dataclass
+class Row(Generic[*Several]):
+    name: str
+
+
 class Envelope(TypedDict, Generic[T]):
     data: T
 
@@ -79,6 +107,10 @@ PRICE = Price(Decimal("1.10"))
         (Prices, Prices([PRICE], currency="USD")),
         (Indexed[int, Price], Indexed([1], by_name={"a": PRICE})),
         (Tag, Tag(PRICE)),
+        (Order, Order([1, 2])),
+        (Job, Job("x")),
+        (Row, Row("x")),
+        (Row[int, str], Row("x")),
         (Envelope[Price], {"data": PRICE}),
         (Late, {"price": PRICE, "note": "x"}),
         (Packed[int], Packed(1)),
