@@ -8,6 +8,7 @@ RocketMQ: EndTransactionProcessor, TransactionStateService (3.1.4).
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
@@ -151,7 +152,7 @@ class StateTableService(TransactionalMessageService):
     ) -> Half | None:
         """A half message that the C module stored; None when it stored nothing. It waits for no lock."""
         properties, level, now_ms = statement
-        if not self._writer.upkeep.is_running:
+        if self._writer.upkeep.runs_in != os.getpid():
             self._writer.upkeep.start()
         # A topic is made when a message is known to be stored: the first one of a topic goes the longer way.
         rules = self._admission.topics.rules(message.topic, now_ms)
@@ -186,7 +187,7 @@ class StateTableService(TransactionalMessageService):
 
     def end_at_once(self, half: Reference, kind: TransactionType) -> Ended | None:
         """See TransactionalMessageService."""
-        if self._admission.is_slave or self._sync_each or not self._writer.upkeep.is_running:
+        if self._admission.is_slave or self._sync_each or self._writer.upkeep.runs_in != os.getpid():
             return None
         now_ms = time.time_ns() // 1_000_000 if self._writes_op else 0
         ended: Ended | None = self._appender.compiled_end_kept(
@@ -201,7 +202,7 @@ class StateTableService(TransactionalMessageService):
             check_reference(half)
         writer, offset, slot = self._writer, half.commitlog_offset, half.slot
         now_ms = time.time_ns() // 1_000_000 if self._writes_op else 0
-        if not writer.upkeep.is_running:  # it flushes the end soon, for which nobody waits
+        if writer.upkeep.runs_in != os.getpid():  # it flushes the end soon, for which nobody waits
             writer.upkeep.start()
         group, state, appender = half.producer_group, STATES[kind], self._appender
         if not extra and (ended := appender.compiled_end_kept(offset, slot, group, kind, now_ms, Ended, state)):

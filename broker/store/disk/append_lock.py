@@ -17,7 +17,7 @@ from types import TracebackType
 
 from broker.errors import StoreError
 from broker.store.disk.files import Disk
-from broker.store.disk.lock_calls import flock_keeping_gil, forked, reopened
+from broker.store.disk.lock_calls import flock_keeping_gil, forked, forked_unseen, reopened
 from broker.store.disk.os_errors import closed_store, refused
 
 _SPINS = 12  # an append of another process takes less than as many tries, and to sleep and wake takes more
@@ -43,6 +43,7 @@ class AppendLock:
         self._kept = False  # the file is locked, and nobody is inside
         self._threads = threading.RLock()  # knows its owner, so that what an interrupt left can be detected
         self._held = False
+        self._process = os.getpid()
         self._flock_now = flock_keeping_gil()
         self._descriptor = self._disk.open_lock(path)
         forked.add(self)
@@ -51,7 +52,9 @@ class AppendLock:
         self._drop()
 
     def __enter__(self) -> None:
-        """Raises StoreError when the lock is closed, or when this thread has it already."""
+        """Raises StoreError when the lock is closed, when this thread has it already, and after an unseen fork."""
+        if self._process != os.getpid():
+            raise forked_unseen(self.path, self._process)
         try:
             if not self._threads.acquire(blocking=False):
                 self._wait_for_threads()
@@ -111,7 +114,9 @@ class AppendLock:
                 self._threads.release()
 
     def try_acquire(self) -> bool:
-        """Take it if nobody has it; then `release` it. Raises StoreError when it is closed."""
+        """Take it if nobody has it; then `release` it. Raises StoreError as `with` does."""
+        if self._process != os.getpid():
+            raise forked_unseen(self.path, self._process)
         if not self._threads.acquire(blocking=False):
             return False
         try:
@@ -161,7 +166,9 @@ class AppendLock:
         descriptor, self._descriptor = self.__dict__.get("_descriptor", -1), -1
         if descriptor >= 0:
             with contextlib.suppress(OSError):
-                if self._held or self._kept:  # a child may share the description: closing it alone would not unlock
+                # A child may share the description: closing it alone would not unlock. One that was forked without
+                # Python's handlers has its parent's lock, and may not unlock it.
+                if (self._held or self._kept) and self._process == os.getpid():
                     fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
@@ -193,7 +200,7 @@ class AppendLock:
         """In the child, where no other thread lives: whatever its parent held, it holds nothing."""
         inherited = self._descriptor
         self._threads, self._held, self._descriptor = threading.RLock(), False, -1
-        self._alone, self._kept = None, False
+        self._alone, self._kept, self._process = None, False, os.getpid()
         if inherited < 0:
             return
         try:

@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from broker.errors import StoreError
 from broker.store.disk.files import Disk
 
 SHARED, EXCLUSIVE = "shared", "exclusive"
@@ -48,6 +49,16 @@ def _after_fork_in_parent() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork, after_in_parent=_after_fork_in_parent)
+
+
+def forked_unseen(path: str, process: int) -> StoreError:
+    """The error of a process that was forked without Python's handlers, as uWSGI does by default.
+
+    It shares the locks of its parent: both would be inside at once, and write at one offset.
+    """
+    text = f"{path} was opened in process {process}, and this one was forked from it without Python's knowledge"
+    step = "open the store after the fork (uWSGI: lazy-apps), or have Python know of it (uWSGI: py-call-osafterfork)"
+    return StoreError(f"{text}: nothing was stored, since both would write at one place. So {step}", path=path)
 
 
 def set_lock(descriptor: int, kind: str) -> bool:

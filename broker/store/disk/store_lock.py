@@ -27,6 +27,7 @@ class StoreLock:
         self.held = ""  # or "shared" or "exclusive"
         self._disk = disk or Disk()
         self._descriptor = -1
+        self._process = os.getpid()
         self._threads = threading.RLock()  # around each use of the number: a fork replaces it, in the parent too
         forked.add(self)
 
@@ -88,6 +89,8 @@ class StoreLock:
             os.close(descriptor)
 
     def _try(self, kind: str) -> bool:
+        if self._process != os.getpid():  # forked without Python's handlers: the lock is its parent's, who is not gone
+            return False
         with self._threads:
             return self._try_alone(kind)
 
@@ -131,6 +134,7 @@ class StoreLock:
         """In the child: a lock of its own before it releases its parent's, which it holds meanwhile."""
         inherited, held = self._descriptor, self.held
         self._threads, self._descriptor, self.held = threading.RLock(), -1, ""
+        self._process = os.getpid()
         if inherited < 0:
             return
         try:

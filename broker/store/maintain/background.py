@@ -26,6 +26,7 @@ from collections.abc import Callable
 
 from broker.errors import BrokerError, StoreError
 from broker.store.disk.files import ReadFile
+from broker.store.disk.lock_calls import forked_unseen
 from broker.store.maintain.checkpointing import checkpoint
 from broker.store.shared.checkpoint_file import seal
 from broker.store.shared.control import Word
@@ -59,7 +60,8 @@ class BackgroundTasks:
 
     def after_fork(self) -> None:
         """In a forked child no thread lives: they start with its first append."""
-        self.is_running = False
+        self.runs_in = 0  # the process, once its threads are there
+        self._process = os.getpid()
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
         self._starting = threading.Lock()
@@ -69,14 +71,19 @@ class BackgroundTasks:
         self._bound_s = self._looked_s = self._forced_s = self._checkpoint_s = self._checked_s = time.monotonic()
 
     def start(self) -> None:
-        """Begin, once; on a disk that counts its steps there is no background. Raises StoreError of a closed store."""
+        """Begin, once; on a disk that counts its steps there is no background.
+
+        Raises StoreError of a closed store, and in a process that was forked without Python's handlers.
+        """
+        if self._process != os.getpid():
+            raise forked_unseen(self._paths.store, self._process)
         with self._starting:
             if self._is_closed:
                 text = f"{self._paths.store} belongs to a store that was closed: open it again with broker.open"
                 raise StoreError(text, path=self._paths.store)
-            if self.is_running:
+            if self.runs_in:
                 return
-            self.is_running = True
+            self.runs_in = self._process
             if not self._disk.background:
                 return
             loops = [(self._care, CARE_EVERY_S), (self._share, SHARE_EVERY_S)]
@@ -208,7 +215,9 @@ class BackgroundTasks:
 
     def close(self) -> None:
         """End the threads; what they were to do, the last to leave does."""
-        self._is_closed, self.is_running = True, False
+        self._is_closed, self.runs_in = True, 0
+        if self._process != os.getpid():  # the threads are its parent's, and go on there
+            return
         self._stop.set()
         for held in (self._lock, self._parts.append_lock, self._parts.syncer):
             held.give_back()

@@ -29,13 +29,15 @@ class _Source:
     def renew(self) -> None:
         """A forked child gets a prefix of its own: the counter and the clock are those of its parent."""
         key = make_unique_key(_ADDRESS, os.getpid(), secrets.randbits(32), 0, 0)
-        self.prefix = key[:-_TAIL_DIGITS]
+        self.process, self.prefix = os.getpid(), key[:-_TAIL_DIGITS]
         self.counter = itertools.count(secrets.randbits(16))
         self.month_ms, self.looked_ms = 0, -_MONTH_LEFT_MS
         self.front = (-1, "")  # of the last key: when it was made, and all but its counter
 
     def front_of(self, now_ms: int) -> str:
         """Everything but the counter."""
+        if self.process != os.getpid():  # forked without Python's handlers
+            self.renew()
         if not 0 <= now_ms - self.looked_ms < _MONTH_LEFT_MS:
             local = time.localtime(now_ms / 1000)
             self.month_ms = int(time.mktime((local.tm_year, local.tm_mon, 1, 0, 0, 0, 0, 0, -1))) * 1000
