@@ -189,7 +189,8 @@ class Conclusion:
                 text = f"{directory} is not there, though the log holds records for it"
                 yield Finding("files-missing", begin, text, path)
         if parts.index is None and self.log.has_keys and not self.files.index_now():
-            text = "there is no index: no query by key finds anything. That is right where messageIndexEnable=false"
+            text = "there is no index: no query by key finds anything. That is right where messageIndexEnable=false, "
+            text += "and where 5.5 keeps it in a RocksDB (indexFileWriteEnable=false)"
             yield Finding("files-missing", begin, text, os.path.join(self.files.path, "index"))
 
     def _report_damages(self) -> None:

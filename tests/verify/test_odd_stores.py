@@ -42,6 +42,7 @@ def test_a_store_without_an_index_has_one_finding(generation: Generation, what: 
     (found,) = findings_of(tmp_path / "store")
     assert (found.kind, found.file) == ("files-missing", str(index))
     assert "messageIndexEnable=false" in found.text
+    assert "(indexFileWriteEnable=false)" in found.text
 
 
 @pytest.mark.parametrize("name", ["99999999999999999999", "09223372036854775807"])
