@@ -56,7 +56,11 @@ class StoreSensor(BaseSensorOperator):
         """What a sensor that is not deferred finds at this moment; None when there is nothing."""
 
     def execute(self, context: Context) -> Any:
-        """Defer, or poke as other sensors do."""
+        """Defer, or poke as other sensors do. Raises NotAStore for a wrong path: no crash is ever seen there."""
+        from broker.store.disk.files import Disk
+        from broker.store.read.detect import check_is_store
+
+        check_is_store(self.store_path(), Disk())
         self.begin(context)
         if not self.deferrable:
             return super().execute(context)

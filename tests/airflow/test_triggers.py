@@ -255,6 +255,19 @@ def test_a_sensor_can_poke(tmp_path: Path) -> None:
     assert news.execute({})["queues"] == {"0": [0, 1]}  # type: ignore[typeddict-item]
 
 
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("deferrable", [True, False])
+def test_a_sensor_does_not_wait_where_no_store_is(tmp_path: Path, deferrable: bool) -> None:
+    """With a wrong path it waited a week for a crash, and said nothing."""
+    for sensor in (
+        CrashSensor(task_id="crash", path=str(tmp_path / "shpo"), deferrable=deferrable),
+        InDoubtSensor(task_id="old", path=str(tmp_path / "shpo"), older_than_s=1, deferrable=deferrable),
+        MessageSensor(task_id="news", path=str(tmp_path / "shpo"), topic="news", deferrable=deferrable),
+    ):
+        with pytest.raises(broker.NotAStore, match="shpo: there is no such directory"):
+            sensor.execute({})  # type: ignore[typeddict-item]
+
+
 def test_watching_a_hundred_stores_is_cheap(tmp_path: Path) -> None:
     """A look at a store in order is a few system calls."""
     from recovery.jobs.tasks import crashed
