@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -86,15 +86,19 @@ def retry_policy() -> dict[str, Any]:
     return {"retry_policy": ExceptionRetryPolicy(rules)}
 
 
-def deadline(within: timedelta, callback: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The argument of a DAG that calls a function when a run takes longer; none where Airflow cannot."""
+def deadline(calls: Sequence[tuple[timedelta, dict[str, Any]]], callback: str) -> dict[str, Any]:
+    """The argument of a DAG that calls a function, with arguments, each time when a run takes longer than a time.
+
+    Before Airflow 3.3 at the first of them alone; none where Airflow cannot.
+    """
     if not HAS_DEADLINES:
         return {}
     from airflow.sdk.definitions.callback import SyncCallback
     from airflow.sdk.definitions.deadline import DeadlineAlert, DeadlineReference
 
-    late = SyncCallback(callback, arguments)
-    return {"deadline": DeadlineAlert(DeadlineReference.DAGRUN_QUEUED_AT, within, late)}
+    queued = DeadlineReference.DAGRUN_QUEUED_AT
+    alerts = [DeadlineAlert(queued, within, SyncCallback(callback, arguments)) for within, arguments in calls]
+    return {"deadline": alerts if HAS_RETRY_POLICIES else alerts[0]}
 
 
 def check_version() -> None:

@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +17,8 @@ from airflow.sdk import DAG
 from fastapi.testclient import TestClient
 
 from recovery.airflow.triggers import CrashTrigger
-from recovery.airflow.versions import AirflowSkipException
+from recovery.airflow.versions import HAS_RETRY_POLICIES, AirflowSkipException
+from recovery.airflow.workflows.store_dags import StoreDags
 from recovery.jobs.recovering import keep_rejection
 from tests.airflow.dag_runs import context, run
 from tests.airflow.people import somebody
@@ -74,6 +75,23 @@ def test_a_rejection_begins_the_time_to_the_next_report(tmp_path: Path) -> None:
     assert is_reported()
     keep_rejection(path, now_ms=now_ms, rejected_ms=now_ms - hour_ms // 2, by="ada", run="of the older crash, cleared")
     assert is_reported()
+
+
+@pytest.mark.skipif(not HAS_RETRY_POLICIES, reason="one deadline of a DAG before Airflow 3.3")
+def test_a_question_that_waits_is_alerted_again() -> None:
+    """It was alerted once, and at the run's deadline: the question of a Friday evening was forgotten."""
+
+    def times(**settings: float) -> list[timedelta]:
+        made: Any = StoreDags("shop", path="/x", only=["recover_after_crash"], **settings)["recover_after_crash"]
+        return [one.interval for one in made.deadline]
+
+    half, hour = timedelta(minutes=30), timedelta(hours=1)
+    assert times() == [half, 6 * hour, 12 * hour, 18 * hour]
+    assert times(ask_again_after_s=60, answer_within_s=86_400) == [half, *(3 * number * hour for number in range(1, 8))]
+    assert times(ask_again_after_s=86_400, answer_within_s=600) == [half]
+    last = StoreDags("shop", path="/x", only=["rebuild_state_table"])["rebuild_state_table"].deadline[-1]  # type: ignore[index]
+    said = "rebuild_state_table is not done after 18:00:00: see whether it waits for an answer"
+    assert last.callback.kwargs["what"].startswith(said)
 
 
 @pytest.mark.usefixtures("quiet")

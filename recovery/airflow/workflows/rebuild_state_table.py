@@ -27,14 +27,15 @@ from recovery.airflow.approval import AskAgainOperator, AskOperator, DoneOperato
 from recovery.airflow.assets import rebuilt
 from recovery.airflow.operators import CompareTableOperator, RebuildOperator
 from recovery.airflow.settings import StoreSettings
-from recovery.airflow.workflows.wiring import answering, asked_first, engine_pool, merged, result_of, shared
+from recovery.airflow.workflows.wiring import answering, asked_first, engine_pool, merged, reminders, result_of, shared
 
 ASK = Param(True, type="boolean", title="Ask first", description="Wait for approval before the table is exchanged.")
 
 
 def make(store: StoreSettings, **overrides: Any) -> DAG:
     """The DAG of a store; `overrides` are arguments of `DAG`."""
-    wiring = {"schedule": store.rebuild_schedule, **shared(store, "rebuild_state_table", within=timedelta(hours=12))}
+    limits = {"within": timedelta(hours=12), "again": reminders(store)}
+    wiring = {"schedule": store.rebuild_schedule, **shared(store, "rebuild_state_table", **limits)}
     with DAG(**merged({"doc_md": __doc__, "params": {"ask": ASK}, **wiring}, overrides)) as dag:
         target = store.target()
         ask = asked_first(bool(store.approvers))

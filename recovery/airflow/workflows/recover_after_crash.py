@@ -35,12 +35,22 @@ from recovery.airflow.operators import (
 )
 from recovery.airflow.settings import StoreSettings
 from recovery.airflow.triggers import CrashTrigger
-from recovery.airflow.workflows.wiring import answering, ask_param, asked_first, engine_pool, merged, result_of, shared
+from recovery.airflow.workflows.wiring import (
+    answering,
+    ask_param,
+    asked_first,
+    engine_pool,
+    merged,
+    reminders,
+    result_of,
+    shared,
+)
 
 
 def make(store: StoreSettings, **overrides: Any) -> DAG:
     """The DAG of a store; `overrides` are arguments of `DAG`."""
-    wiring = {"schedule": schedule(store), **shared(store, "recover_after_crash", within=timedelta(minutes=30))}
+    limits = {"within": timedelta(minutes=30), "again": reminders(store)}
+    wiring = {"schedule": schedule(store), **shared(store, "recover_after_crash", **limits)}
     with DAG(**merged({"doc_md": __doc__, "params": {"ask": ask_param(store)}, **wiring}, overrides)) as dag:
         target = store.target()
         ask = asked_first(store.ask and bool(store.approvers))

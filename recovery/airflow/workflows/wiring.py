@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -18,11 +18,19 @@ from recovery.airflow.settings import StoreSettings
 from recovery.airflow.versions import HAS_APPROVALS, deadline, retry_policy
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+_REMINDERS = 7
 
 
 def shared(store: StoreSettings, work: str, **limits: Any) -> dict[str, Any]:
     """The arguments of a store's DAG; `limits` as for `shared_of`."""
     return shared_of(store.name, work, alerts=store.alerts, **limits)
+
+
+def reminders(store: StoreSettings) -> list[timedelta]:
+    """When it is said again that a run waits for an answer: every `ask_again_after_s`, a few times at the most."""
+    step_s = max(store.ask_again_after_s, store.answer_within_s / (_REMINDERS + 1))
+    times = [step_s * number for number in range(1, _REMINDERS + 1)]
+    return [timedelta(seconds=time_s) for time_s in times if time_s < store.answer_within_s]
 
 
 def shared_of(
@@ -33,8 +41,12 @@ def shared_of(
     retries: int = 3,
     most: timedelta = timedelta(hours=6),
     within: timedelta | None = None,
+    again: Sequence[timedelta] = (),
 ) -> dict[str, Any]:
-    """The arguments of a DAG. `most`: of one task; `within`: a run that takes longer is an alert."""
+    """The arguments of a DAG. `most`: of one task; `within`: a run that takes longer is an alert.
+
+    And another one at each of the times `again`, which are those of a run that waits for a person's answer.
+    """
     alert = StoreAlert(store=name, connection=alerts)
     tasks = {
         "retries": retries,
@@ -52,9 +64,12 @@ def shared_of(
         "tags": ["checkback", f"store:{name}"],
     }
     if within is not None:
-        what = f"{work} is not done after {within}"
-        arguments = {"store": name, "what": what, "connection": alerts}
-        found |= deadline(within, "recovery.airflow.alerts.deadline_missed", arguments)
+        hint = ": see whether it waits for an answer, on Airflow's page of required actions" if again else ""
+        calls = [
+            (time, {"store": name, "what": f"{work} is not done after {time}{hint}", "connection": alerts})
+            for time in (within, *(one for one in again if one > within))
+        ]
+        found |= deadline(calls, "recovery.airflow.alerts.deadline_missed")
     return found
 
 
