@@ -77,7 +77,7 @@ class StoreSettings:
     even_unread: bool = False  # whether messages go that nobody has read
     copy: bool = False  # whether `checkback follow` keeps it: a copy is verified, and nothing writes to it
     take_over: bool = False  # whether a store that a RocketMQ broker wrote may be offered to be taken over
-    approvers: list[str] = field(default_factory=list)  # names of Airflow users; without any, all who may answer
+    approvers: list[str] = field(default_factory=list)  # ids of Airflow users; without any, all who may answer
     ask_again_after_s: float = 21_600.0  # after how long a person is asked again, and alerted again
     answer_within_s: float = 86_400.0  # how long a person has to answer; then nothing is changed
     alerts: str | None = None  # an HTTP connection that alerts are posted to
