@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 from sqlalchemy import Engine, text
@@ -270,6 +271,18 @@ def test_a_message_that_its_broker_refuses_is_sent_once(served: Connected) -> No
     with pytest.raises(broker.MessageRejected, match="not this one"):
         producer.send(broker.Message("carts", b"lamp"))
     assert len(sent) == 1
+
+
+def test_a_send_says_why_it_failed_and_not_how_little_time_was_left(served: Connected) -> None:
+    producer = served.client.producer("plain")
+    producer.send(broker.Message("carts", b"lamp"))
+    object.__setattr__(served.client._settings, "send_timeout_s", 0.3)
+    served.proxy.answer = lambda _: None
+    closing = threading.Timer(0.27, served.proxy.cut)
+    closing.start()
+    with pytest.raises(broker.ClusterError, match=r"closed the connection|did not answer within 0\.[23]"):
+        producer.send(broker.Message("carts", b"lamp"))
+    closing.join()
 
 
 def test_another_cluster_must_be_named(backend: Connected) -> None:

@@ -31,6 +31,7 @@ from broker.remoting.frames import FRAME_BYTES_MAX
 from broker.remoting.message_headers import SendMessageRequestHeader, SendMessageResponseHeader
 from broker.remoting.routes import TopicRoute
 
+_LEAST_S = 0.1  # with less, another try would only hide why the one before failed
 _CONNECT_S = 1.0  # a machine that is off leaves time for another broker
 DEFAULT_QUEUES = 4  # RocketMQ: defaultTopicQueueNums of a producer
 _BATCH_BYTES_MAX = FRAME_BYTES_MAX - HEADER_BYTES_MAX
@@ -105,7 +106,7 @@ class Sender:
         failure: BrokerError | None = None
         for tries_left in reversed(range(tries)):
             left_s = deadline_s - loop.time()
-            if left_s <= 0:
+            if failure is not None and left_s < _LEAST_S:
                 break
             queue = self._queue(queues, topic, sharding_key, failed)
             has_others = bool(tries_left and brokers - failed - {queue.broker_name})
