@@ -56,7 +56,6 @@ from broker.transaction.service import (
 
 _PREPARED, _COMMIT, _GROUP_MAX = int(TransactionType.PREPARED), TransactionType.COMMIT, 255  # a longer one is not kept
 _TAIL, _DISPATCHED, _SLOTS, _GENERATION = map(int, (Word.TAIL, Word.DISPATCHED, Word.SLOTS, Word.GENERATION))
-
 _unpack_slot = Slot.STRUCT.unpack_from
 
 
@@ -190,9 +189,8 @@ class StateTableService(TransactionalMessageService):
         if self._admission.is_slave or self._sync_each or self._writer.upkeep.runs_in != os.getpid():
             return None
         now_ms = time.time_ns() // 1_000_000 if self._writes_op else 0
-        ended: Ended | None = self._appender.compiled_end_kept(
-            half.commitlog_offset, half.slot, half.producer_group, kind, now_ms, Ended, STATES[kind]
-        )
+        end, state = self._appender.compiled_end_kept, STATES[kind]
+        ended: Ended | None = end(half.commitlog_offset, half.slot, half.producer_group, kind, now_ms, Ended, state)
         return ended
 
     def _end(self, half: Reference, kind: TransactionType, extra: Mapping[str, str] | None) -> Ended:
