@@ -27,7 +27,7 @@ from broker.store.disk.opening import check_no_link
 from broker.store.disk.os_errors import not_written
 from broker.store.disk.paths import Paths
 from broker.store.disk.store_lock import is_held
-from broker.store.read.detect import check_outside_stores
+from broker.store.read.detect import LOST_AND_FOUND, check_outside_stores
 from broker.store.read.inventory import inventory, refusal
 from broker.store.read.layout import read_store_file
 from broker.transaction.events import Generation
@@ -44,7 +44,7 @@ _PIECE_BYTES = 1 << 20
 _FIRST = ("checkback/store.json", "checkback/checkpoint", "checkback/control", "abort", "checkpoint", "config/")
 _NEVER = (
     "checkback/rebuild/", "checkback/replaced/", "checkback/swap", "checkback/torn/", "checkback/reserve",
-    "checkback/catalog.db",
+    "checkback/catalog.db", f"{LOST_AND_FOUND}/",
 )  # fmt: skip
 _LEDGERS = "checkback/ledgers/"
 _LOG = "commitlog/"

@@ -14,7 +14,9 @@ import broker
 from broker.format.commitlog import encode, make_record
 from broker.format.consumequeue import Unit
 from broker.format.java import Host
+from broker.store.disk.files import Disk
 from broker.store.disk.os_errors import refused
+from recovery.repair.copying import copy_store
 from tests.store.build import SEGMENT_SIZE, Log, units_of, write_index, write_queue
 from tests.store.permissions import as_nobody
 
@@ -153,6 +155,11 @@ def test_a_new_volume_is_an_empty_directory() -> None:
             store.append(broker.Message("t", b"x"))
         with broker.open(volume) as store:
             assert [one.body for one in store.records()] == [b"x"]
+        with as_nobody():
+            assert Disk().used_bytes(str(volume)) > 1 << 16, "as retention and metrics ask"
+        with tempfile.TemporaryDirectory() as beside:
+            copy_store(str(volume), f"{beside}/copy")
+            assert not Path(beside, "copy", "lost+found").exists()
 
 
 def test_who_may_not_write_is_told_to_be_one_who_may(tmp_path: Path) -> None:

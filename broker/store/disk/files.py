@@ -14,6 +14,7 @@ flush it later or can do without.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -129,16 +130,19 @@ class Disk(Calls):
     def used_bytes(self, path: str) -> int:
         """The blocks that a file, or a directory and all in it, take on the disk, in bytes; links are not followed.
 
-        What vanishes meanwhile counts as nothing.
+        What vanishes meanwhile counts as nothing, as does what lies in a directory that is closed to this user: root's
+        lost+found of a volume, say.
         """
         try:
-            found = os.lstat(path)
-            used, names = found.st_blocks * 512, os.listdir(path) if stat.S_ISDIR(found.st_mode) else []
+            found, names = os.lstat(path), list[str]()
+            if stat.S_ISDIR(found.st_mode):
+                with contextlib.suppress(PermissionError):
+                    names = os.listdir(path)
         except (FileNotFoundError, NotADirectoryError):
             return 0
         except OSError as error:
             raise explained(error, path) from error
-        return used + sum(self.used_bytes(os.path.join(path, name)) for name in names)
+        return found.st_blocks * 512 + sum(self.used_bytes(os.path.join(path, name)) for name in names)
 
     def file_system(self, path: str) -> str:
         """The kind of file system that a path lies on; empty when the system does not tell."""
