@@ -67,7 +67,7 @@ class AccessControl:
     def read(cls, path: str | os.PathLike[str]) -> AccessControl:
         """Raises BrokerError, with the line, for what is not such a file."""
         try:
-            with open(path, encoding="utf-8") as file:
+            with open(path, encoding="utf-8-sig") as file:
                 return cls.parse(file.read(), os.fspath(path))
         except (OSError, UnicodeDecodeError) as error:
             raise BrokerError(f"{path} cannot be read: {error}") from None
@@ -144,8 +144,8 @@ def _account(values: Mapping[str, list[str]], path: str) -> Account:
 
 
 def _addresses(values: list[str], where: str) -> tuple[str, ...]:
-    """Addresses, and patterns of them with `*`. RocketMQ's ranges are refused: they would match no address."""
-    found = tuple(one.strip() for value in values for one in value.split(","))
+    """Addresses, and patterns of them with `*`; none for `""`. RocketMQ's ranges are refused: they would match none."""
+    found = tuple(one.strip() for value in values if value for one in value.split(","))
     for one in found:
         if not _ADDRESS.fullmatch(one):
             text = "is not an address here: write 192.0.2.7 or 192.0.2.*, several with commas between them"
@@ -180,7 +180,7 @@ def _items(text: str, path: str) -> Iterator[tuple[str, list[str], bool, bool, i
     in_accounts, key, values, begins, at = False, "", list[str](), False, 0
     for line, raw in enumerate(text.splitlines(), 1):
         bare = raw.split(" #")[0].rstrip()
-        if not bare.strip() or bare.lstrip().startswith("#"):
+        if not bare.strip() or bare.lstrip().startswith("#") or (bare == "---" and not key):
             continue
         indent, content = len(bare) - len(bare.lstrip()), bare.strip()
         if content.startswith("- ") and (":" not in content or "=" in content.split(":")[0]):

@@ -265,6 +265,16 @@ def test_an_acl_file_that_is_none_is_refused(text: str) -> None:
         AccessControl.parse(text)
 
 
+def test_an_acl_file_as_editors_and_tools_write_it(tmp_path: Path) -> None:
+    """A mark of the byte order, a line that begins the document, an address that is an empty text."""
+    file = tmp_path / "acl.yml"
+    text = ACL.replace("admin: true", "admin: true\n    whiteRemoteAddress: ''")
+    file.write_text(f"---\n{text.lstrip()}", encoding="utf-8-sig")
+    read = AccessControl.read(file)
+    with pytest.raises(Denied):  # the empty address lets nobody in
+        read.account({}, b"", "192.0.2.7")
+
+
 OF_ROOT = 'secretKey: "secret-of-root"'
 
 
