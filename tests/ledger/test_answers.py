@@ -6,9 +6,12 @@ A whole transaction that commits too late: tests/checkback/test_races.py.
 from __future__ import annotations
 
 import pytest
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import make_url
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from broker.ledger import COMMITTED, ROLLED_BACK
+from recovery.checkback.ledgers.database_errors import answer
+from recovery.checkback.protocol import Outcome
 from tests.backends.shop import BackendShop, announce, save
 
 
@@ -50,3 +53,16 @@ def test_a_transaction_that_runs_gets_no_tombstone_and_commits(backend_shop: Bac
     backend_shop.settle()
     assert rows(backend_shop) == [(COMMITTED, "")]
     assert (backend_shop.orders(), backend_shop.announced(), backend_shop.in_doubt()) == ([1], [1], 0)
+
+
+@pytest.mark.parametrize(
+    ("state", "outcome"),
+    [("55P03", Outcome.RUNNING), ("42P01", Outcome.REFUSED), ("42501", Outcome.REFUSED), ("53300", Outcome.DOWN)],
+)
+def test_an_error_of_pg8000_is_known_by_its_state(state: str, outcome: Outcome) -> None:
+    """A transaction that still ran was a database that does not answer, and after three nothing was asked for 30 s."""
+    cause = Exception({"S": "ERROR", "C": state, "M": "in words", "F": "index.c"})
+    found = answer(DBAPIError("INSERT", None, cause), make_url("postgresql+pg8000:///shop"))
+    assert found.outcome is outcome
+    assert "in words" in found.why
+    assert "index.c" not in found.why

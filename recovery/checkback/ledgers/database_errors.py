@@ -2,7 +2,7 @@
 
     answer(error, engine.url)       RUNNING: busy, ask again; DOWN: nobody could be asked; REFUSED: asking again is vain
 
-Drivers name errors by SQLSTATE (PostgreSQL), by number (MySQL, MariaDB) or in words (SQLite).
+Drivers name errors by SQLSTATE (PostgreSQL; pg8000 in a dictionary), by number (MySQL, MariaDB) or in words (SQLite).
 """
 
 from __future__ import annotations
@@ -80,11 +80,17 @@ def place(url: URL) -> str:
 
 def _cause(error: SQLAlchemyError) -> tuple[Any, str]:
     cause: Any = error.orig if isinstance(error, DBAPIError) else error
-    return cause, " ".join(str(cause).split())[:_SAID_SIZE] or type(cause).__name__
+    return cause, " ".join(str(_fields(cause).get("M", cause)).split())[:_SAID_SIZE] or type(cause).__name__
+
+
+def _fields(cause: Any) -> dict[str, str]:
+    """The fields of PostgreSQL's answer by their letters, as pg8000 has them: C is the SQLSTATE, M the message."""
+    arguments = getattr(cause, "args", None)
+    return arguments[0] if arguments and isinstance(arguments[0], dict) else {}
 
 
 def _is(cause: Any, cause_text: str, states: set[str], numbers: set[int], words: tuple[str, ...]) -> bool:
-    state = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
+    state = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None) or _fields(cause).get("C")
     arguments = getattr(cause, "args", None)
     number = arguments[0] if arguments and isinstance(arguments[0], int) else None
     return state in states or number in numbers or any(word in cause_text for word in words)
