@@ -55,6 +55,7 @@ EVENTS = MappingProxyType({
     "queue-waits": "A queue of the cluster is not consumed now.",
     "queues-unchanged": "A group of the cluster keeps the queues that it has.",
     "position-not-written": "The position of a group in a cluster could not be written.",
+    "queue-shrank": "A queue of the cluster ends before what a group had read.",
     "spark-unused": "The local engine does the work of Spark.",
     "report-not-kept": "The report of a verification could not be written.",
 })  # fmt: skip

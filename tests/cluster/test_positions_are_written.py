@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import broker
@@ -10,6 +12,7 @@ from broker.cluster.membership import group_member
 from broker.remoting.codes import RequestCode, ResponseCode
 from broker.remoting.command import RemotingCommand
 from tests.backends.clusters import CALL_S, Connected
+from tests.cluster.conftest import LAYOUT
 from tests.cluster.waiting import awaited
 from tests.server.wire_client import WireClient
 
@@ -102,3 +105,32 @@ def test_a_retry_at_once_is_refused_before_it_is_needed(served: Connected) -> No
     with pytest.raises(broker.NotInCluster, match="no retry at once: retry_delay_level is 1"):
         served.client.consumer("billing", "carts", retry_delay_level=0)
     served.client.consumer("billing", "carts", retry_delay_level=0, ordered=True).close()  # it keeps the message
+
+
+def test_a_broker_that_lost_messages_is_read_from_the_position_that_it_knows(
+    served: Connected, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It has a new disk, or lost its last seconds in a power cut: what was sent since was passed over."""
+    monkeypatch.setattr(group_member, "_AFTER_FAILURE_S", 0.05)
+    served.client.create_topic("carts", queues=1)
+    producer = served.client.producer("plain")
+    with served.client.consumer("billing", "carts") as consumer:
+        for _ in range(5):
+            producer.send(broker.Message("carts", b"before"))
+            message = consumer.receive(served.soon_s)
+            assert message is not None
+            assert consumer.ack(message)
+        assert _stands_at(served, message, 5)
+        with (
+            broker.open(tmp_path / "new", sync="os", layout=LAYOUT) as store,
+            broker.serve(store, "127.0.0.1:0", advertise=served.proxy.address) as server,
+        ):
+            store.create_topic("carts", queues=1)
+            for number in range(3):
+                store.append(broker.Message("carts", b"%d" % number))
+            served.proxy.target = server.address
+            served.proxy.cut()
+            received = [consumer.receive(served.soon_s) for _ in range(3)]
+            assert [one and one.body for one in received] == [b"0", b"1", b"2"]
+            assert "queue 0 of carts at broker-a ends at 3, and was read up to 5: it goes on at 0" in caplog.text
+            consumer.close()

@@ -43,10 +43,12 @@ _PULLED = {
 
 
 class Pulled:
-    """What one pull brought: messages with their queue offsets, and where the next pull begins."""
+    """What one pull brought: messages with their queue offsets, where the next pull begins, and the queue's end."""
 
-    def __init__(self, messages: list[tuple[int, ReceivedMessage]], next_offset: int, *, is_moved: bool) -> None:
-        self.messages, self.next_offset, self.is_moved = messages, next_offset, is_moved
+    def __init__(
+        self, messages: list[tuple[int, ReceivedMessage]], next_offset: int, end: int, *, is_moved: bool
+    ) -> None:
+        self.messages, self.next_offset, self.end, self.is_moved = messages, next_offset, end, is_moved
 
 
 class GroupCalls:
@@ -116,7 +118,8 @@ class GroupCalls:
         else:  # two tags may share a hash
             messages = [(at, message) for at, message in messages if selection.matches(message.tag)]
         wanted = [(at, message) for at, message in messages if at >= queue_offset]
-        return Pulled(wanted, ext.next_begin_offset, is_moved=answer.code == ResponseCode.PULL_OFFSET_MOVED)
+        is_moved = answer.code == ResponseCode.PULL_OFFSET_MOVED
+        return Pulled(wanted, ext.next_begin_offset, ext.max_offset, is_moved=is_moved)
 
     def _pulled_from(self, queue: MessageQueue) -> str:
         """The master; a slave where the broker suggests one, or while there is no master."""

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Collection
 
 from broker.cluster.membership.allocation import averagely
-from broker.cluster.membership.group_calls import GroupCalls
+from broker.cluster.membership.group_calls import GroupCalls, Pulled
 from broker.cluster.membership.holdings import HeldQueue, Holdings
 from broker.cluster.membership.running_info import encode_running_info
 from broker.cluster.network.client import ClusterClient
@@ -262,6 +262,7 @@ class GroupMember:
             window = held.window
             try:
                 found = await self._calls.pull(held.queue, window.next, subscription, self._selection)
+                moved_to = await self._moved_to(held, found) if found.is_moved else None
             except BrokerError as error:
                 if not is_failing:
                     _warn_of_pull(held, error)
@@ -269,10 +270,33 @@ class GroupMember:
                 await asyncio.sleep(_AFTER_FAILURE_S)
                 continue
             is_failing = False
-            if found.is_moved:
-                self._holdings.move(held, found.next_offset)
+            if moved_to is not None:
+                self._holdings.move(held, moved_to)
             else:
                 self._holdings.put(held, found.messages, found.next_offset)
+
+    async def _moved_to(self, held: HeldQueue, found: Pulled) -> int:
+        """Where to go on in a queue whose broker says that it is elsewhere.
+
+        A broker that lost messages, as in a power cut, or has a new disk, says its end: what came since would be passed
+        over. So the group goes on where that broker knows it, or at the first message. Java goes to the end.
+        RocketMQ: DefaultMessageStore.nextOffsetCorrection (5.3.3).
+        """
+        if not found.next_offset == found.end < held.window.next:
+            return found.next_offset
+        known = await self._calls.start_offset(held.queue, Start())
+        _log.warning(
+            "group %s: queue %d of %s at %s ends at %d, and was read up to %d: it goes on at %d",
+            self._data.group,
+            held.queue.queue_id,
+            held.queue.topic,
+            held.queue.broker_name,
+            found.end,
+            held.window.next,
+            min(known, found.end),
+            extra=event("queue-shrank", group=self._data.group, topic=held.queue.topic, queue=held.queue.queue_id),
+        )
+        return min(known, found.end)
 
     # Positions, locks, and what is in hand for too long
 
