@@ -168,6 +168,16 @@ def test_a_topic_takes_its_type_only() -> None:
         TopicBody(list[Line]).encode("a")
 
 
+def test_a_whole_number_is_a_float() -> None:
+    """As a field of a dataclass takes it: `app.send("prices", 2)` was refused, which a type checker lets pass."""
+    body, media_type = TopicBody(float).encode(2)
+    found = TopicBody(float).decode(body, {CONTENT_TYPE: media_type}, float)
+    assert (found, type(found)) == (2.0, float)
+    for value in (True, "2", 10**400):
+        with pytest.raises(MessageRejected):
+            TopicBody(float).encode(value)
+
+
 def test_versions() -> None:
     """An older one is upgraded, a newer one is not guessed at."""
 
