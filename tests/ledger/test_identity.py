@@ -21,7 +21,9 @@ from broker.database.ledger_identity import DatabaseIdentity, difference
 from broker.errors import StoreError, TransactionError
 from broker.ledger import Ledger, executor
 from broker.store.read.layout import StoreLayout
+from recovery.checkback.ledger_resolver import LedgerResolver
 from recovery.checkback.ledgers.proof import CommittedKey, LedgerEvidence, LedgerFacts, judge
+from tests.ledger.proven import NoStore
 
 STORE = "5" * 32
 SMALL = StoreLayout(1 << 22, 20 * 4000, 24 * 4000, 20 * 4000, 1000, 4000)
@@ -120,6 +122,21 @@ def test_the_first_producer_binds_and_the_next_ones_find_it(ledger: Ledger, url:
     assert (second.binding_id, second.opened) == (first.binding_id, first.opened + 1)
     other = Ledger(engine).binding("7" * 32)
     assert other.binding_id != first.binding_id
+    engine.dispose()
+
+
+def test_a_producer_that_opens_during_a_proof_makes_no_backup_of_the_database(ledger: Ledger, url: URL) -> None:
+    """It was counted after check-back had read the row, and remembered before check-back read what the store knows."""
+    engine = create_engine(url)
+
+    class OpenedMeanwhile(NoStore):
+        def known_of(self, row: Binding) -> KnownLedger | None:
+            self.known.remember(Ledger(engine).binding(STORE), ledger.rows.name)
+            return super().known_of(row)
+
+    evidence = OpenedMeanwhile(STORE)
+    evidence.known.remember(bound := ledger.binding(STORE), ledger.rows.name)
+    assert LedgerResolver(ledger, evidence).binding_id() == bound.binding_id
     engine.dispose()
 
 

@@ -205,6 +205,8 @@ def gather(transaction: Transaction, ledger: Ledger, evidence: Evidence) -> Ledg
     known = evidence.known_of(row)
     committed = evidence.committed(row.binding_id)  # before the transaction below, which must see them all
     with transaction() as execute:
+        if known is not None and row.opened < known.binding.opened:  # a producer opened since the row was read?
+            row = read_binding(execute, ledger.bindings_name, evidence.store_id) or row
         low = select(ledger.marks.c.low_water_ms).where(ledger.marks.c.store_id == evidence.store_id)
         kept_ms = max([0, *(int(one[0]) for one in execute(low)), known.accepted_ms if known else 0])
         wanted = [one for one in _with_missing(committed, known) if (key_time_ms(one.key) or 0) >= kept_ms]
@@ -213,7 +215,7 @@ def gather(transaction: Transaction, ledger: Ledger, evidence: Evidence) -> Ledg
         found = {str(key) for (key,) in execute(there)} if keys else set()
     missing = [one for one in wanted if one.key not in found]
     lacking = [one for one in missing if one.commitlog_offset < 0 or not evidence.is_by_hand(one.commitlog_offset)]
-    return replace(facts, known=known, committed=len(found) + len(lacking), lacking=lacking)
+    return replace(facts, row=row, known=known, committed=len(found) + len(lacking), lacking=lacking)
 
 
 def _with_missing(committed: list[CommittedKey], known: KnownLedger | None) -> list[CommittedKey]:
