@@ -36,6 +36,22 @@ def catalog(engine: Engine) -> tuple[MetaData, Callable[[], object]]:
     return recovery.checkback.catalog.metadata, lambda: Catalog(engine, STORE)
 
 
+@pytest.mark.parametrize("kind", [ledger, processed])
+def test_alembic_finds_them_as_their_metadata_says(
+    engine: Engine, kind: Callable[[Engine], tuple[MetaData, Callable[[], object]]]
+) -> None:
+    """A second `alembic revision --autogenerate` is empty; without the metadata it would drop them."""
+    autogenerate = pytest.importorskip("alembic.autogenerate")
+    migration = pytest.importorskip("alembic.runtime.migration")
+    metadata, create_all = kind(engine)
+    create_all()
+    with engine.connect() as connection:
+        context = migration.MigrationContext.configure(connection, opts={"compare_type": True})
+        assert autogenerate.compare_metadata(context, [MetaData(), metadata]) == []
+        lost = {change[1].name for change in autogenerate.compare_metadata(context, MetaData())}
+    assert set(metadata.tables) <= lost
+
+
 @contextmanager
 def beaten(metadata: MetaData, rival: Engine) -> Iterator[set[str]]:
     """Another process makes each table between the look that finds none and the making; gives their names."""
