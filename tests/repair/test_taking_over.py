@@ -21,11 +21,11 @@ from recovery.rebuild.rebuilder import rebuild
 from recovery.rebuild.replaced import replacements
 from recovery.rebuild.undo import undo
 from recovery.repair import crash, taking_over
-from recovery.repair.salvage import salvage
 from recovery.verify.verifier import verify
 from tests.cli.command import command
 from tests.rebuild.derived_files import on_disk, store_with_a_topic_made_again
 from tests.rebuild.dying import Killed, dying
+from tests.repair.taking import seen, taken
 
 PLAIN = "kinds/rocketmq-5.3.3-plain"
 FIRST = f"{0:020}"
@@ -41,16 +41,6 @@ def store(golden_copy: Callable[[str], Path], tmp_path: Path) -> Callable[[str],
 def is_still(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody watches for three seconds whether a store of these tests changes."""
     monkeypatch.setattr(crash, "check_still", lambda *_arguments, **_options: None)
-
-
-def seen(path: Path) -> tuple[dict[str, str], list[Path]]:
-    """Every file with its digest, and every name."""
-    return on_disk(path), sorted(path.rglob("*"))
-
-
-def taken(path: Path, disk: Disk | None = None, *, even_short: bool = False) -> crash.RecoveryReport:
-    made = crash.plan(crash.survey(path))
-    return crash.apply(made, broker_is_stopped=True, still_s=0, disk=disk, even_short=even_short)
 
 
 def derived_of(path: Path) -> dict[str, str]:
@@ -187,16 +177,6 @@ def test_a_store_with_a_half_message_among_delayed_ones_stays_its_brokers(store:
     assert seen(path) == before
 
 
-@pytest.mark.usefixtures("is_still")
-def test_a_store_whose_broker_keeps_half_messages_by_a_rocksdb_stays_its_brokers(
-    store: Callable[[str], Path], tmp_path: Path
-) -> None:
-    """Also after a salvage, which leaves the RocksDB out: no engine of ours settles those half messages."""
-    salvage(store("kinds/rocketmq-5.5.0-rocksdb-halves"), tmp_path / "out")
-    with pytest.raises(StoreError, match=r"has half messages in RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC, where only RocketMQ"):
-        taken(tmp_path / "out")
-
-
 def test_every_message_of_a_log_that_its_broker_cleaned_is_received(store: Callable[[str], Path]) -> None:
     """Its first segment is gone, as retention leaves it: each queue begins behind what is gone, and is not empty."""
     path = store("kinds/rocketmq-5.5.0-segments")
@@ -211,53 +191,6 @@ def test_every_message_of_a_log_that_its_broker_cleaned_is_received(store: Calla
             received += 1
     assert received == sum(end - first for first, end in before) == 406
     assert verify(path).ok
-
-
-@pytest.mark.usefixtures("is_still")
-def test_positions_in_a_rocksdb_become_json_first(
-    store: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Of a store of 5.5.0 with configManagerVersion=v2 a group got 90 messages again that it had acknowledged."""
-    path, other = store("kinds/rocketmq-5.5.0-default"), store("kinds/rocketmq-5.5.0-rocksdb")
-    for directory in (one for one in (other / "config").iterdir() if one.is_dir()):
-        directory.rename(path / "config" / directory.name)
-    before = seen(path)
-    ran = command(capsys, "recover", path)
-    assert (ran.code, "is a RocksDB that holds" in ran.out, "would refuse" in ran.out) == (1, True, True)
-    with pytest.raises(StoreError, match=r"without its position each group would get every message again.*salvage"):
-        taken(path)
-    assert seen(path) == before
-    salvage(path, tmp_path / "out")
-    assert taken(tmp_path / "out").applied
-
-
-@pytest.mark.usefixtures("is_still")
-def test_nobody_is_told_to_move_a_part_of_the_log_out(
-    store: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Of a second directory of storePathCommitLog the sentence said so."""
-    path = store("kinds/rocketmq-5.5.0-segments")
-    (path / "second").mkdir()
-    last = max((path / "commitlog").iterdir())
-    last.rename(path / "second" / last.name)
-    ran = command(capsys, "recover", path)
-    assert "second is a directory of segments beside commitlog/: a part of the log is in it" in ran.out
-    ran = command(capsys, "recover", path, "--apply", "--broker-is-stopped")
-    assert (ran.code, "a part of the log is in it" in ran.err, "move it out" in ran.out + ran.err) == (2, True, False)
-
-
-@pytest.mark.usefixtures("is_still")
-def test_compacted_topics_of_a_log_that_its_broker_cleaned_stay_with_it(store: Callable[[str], Path]) -> None:
-    """A broker of 5.3.3 delivered 24 messages of one, and no consumer got any of them after a take-over."""
-    path = store("kinds/rocketmq-5.5.0-segments")
-    (path / "commitlog" / FIRST).unlink()
-    compacted = path / "compaction" / "compactionLog" / "Table" / "0"
-    compacted.mkdir(parents=True)
-    (compacted / FIRST).write_bytes(b"1")
-    with pytest.raises(StoreError, match=r"compaction holds compacted topics, and the log begins at 32768: messages"):
-        taken(path)
-    salvage(path, path.with_name("out"))
-    assert taken(path.with_name("out")).applied
 
 
 @pytest.mark.usefixtures("is_still")

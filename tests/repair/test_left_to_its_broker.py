@@ -1,0 +1,82 @@
+"""Stores that are not taken over as they are, by what only their broker, or a salvage, makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from broker.errors import StoreError
+from recovery.repair import crash
+from recovery.repair.salvage import salvage
+from tests.cli.command import command
+from tests.repair.taking import seen, taken
+
+pytestmark = pytest.mark.usefixtures("is_still")
+FIRST = f"{0:020}"
+
+
+@pytest.fixture
+def is_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody watches for three seconds whether a store of these tests changes."""
+    monkeypatch.setattr(crash, "check_still", lambda *_arguments, **_options: None)
+
+
+@pytest.fixture
+def store(golden_copy: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Path]:
+    (tmp_path / "kinds").mkdir()
+    return golden_copy
+
+
+def test_a_store_whose_broker_keeps_half_messages_by_a_rocksdb_stays_its_brokers(
+    store: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Also after a salvage, which leaves the RocksDB out: no engine of ours settles those half messages."""
+    salvage(store("kinds/rocketmq-5.5.0-rocksdb-halves"), tmp_path / "out")
+    with pytest.raises(StoreError, match=r"has half messages in RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC, where only RocketMQ"):
+        taken(tmp_path / "out")
+
+
+def test_positions_in_a_rocksdb_become_json_first(
+    store: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a store of 5.5.0 with configManagerVersion=v2 a group got 90 messages again that it had acknowledged."""
+    path, other = store("kinds/rocketmq-5.5.0-default"), store("kinds/rocketmq-5.5.0-rocksdb")
+    for directory in (one for one in (other / "config").iterdir() if one.is_dir()):
+        directory.rename(path / "config" / directory.name)
+    before = seen(path)
+    ran = command(capsys, "recover", path)
+    assert (ran.code, "is a RocksDB that holds" in ran.out, "would refuse" in ran.out) == (1, True, True)
+    with pytest.raises(StoreError, match=r"without its position each group would get every message again.*salvage"):
+        taken(path)
+    assert seen(path) == before
+    salvage(path, tmp_path / "out")
+    assert taken(tmp_path / "out").applied
+
+
+def test_nobody_is_told_to_move_a_part_of_the_log_out(
+    store: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a second directory of storePathCommitLog the sentence said so."""
+    path = store("kinds/rocketmq-5.5.0-segments")
+    (path / "second").mkdir()
+    last = max((path / "commitlog").iterdir())
+    last.rename(path / "second" / last.name)
+    ran = command(capsys, "recover", path)
+    assert "second is a directory of segments beside commitlog/: a part of the log is in it" in ran.out
+    ran = command(capsys, "recover", path, "--apply", "--broker-is-stopped")
+    assert (ran.code, "a part of the log is in it" in ran.err, "move it out" in ran.out + ran.err) == (2, True, False)
+
+
+def test_compacted_topics_of_a_log_that_its_broker_cleaned_stay_with_it(store: Callable[[str], Path]) -> None:
+    """A broker of 5.3.3 delivered 24 messages of one, and no consumer got any of them after a take-over."""
+    path = store("kinds/rocketmq-5.5.0-segments")
+    (path / "commitlog" / FIRST).unlink()
+    compacted = path / "compaction" / "compactionLog" / "Table" / "0"
+    compacted.mkdir(parents=True)
+    (compacted / FIRST).write_bytes(b"1")
+    with pytest.raises(StoreError, match=r"compaction holds compacted topics, and the log begins at 32768: messages"):
+        taken(path)
+    salvage(path, path.with_name("out"))
+    assert taken(path.with_name("out")).applied
