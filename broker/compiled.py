@@ -19,6 +19,7 @@ SOURCES = (
     "broker/_fast_arrays.h",
     "broker/_fast_crc.h",
     "broker/_fast_digest.h",
+    "broker/_fast_ends.h",
     "broker/_fast_files.h",
     "broker/_fast_flusher.h",
     "broker/_fast_index_items.h",

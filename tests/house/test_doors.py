@@ -13,7 +13,8 @@ from types import ModuleType
 
 import pytest
 
-from tests.house.tree import ROOT, product
+from broker.compiled import SOURCES
+from tests.house.tree import ROOT, files, product
 from tests.house.wheel import build_wheel
 
 IMPORT_S = 0.05
@@ -91,3 +92,8 @@ def test_the_wheel_holds_the_packages_and_nothing_else(wheel: zipfile.Path) -> N
             module, _, attribute = name.partition(":")
             assert f"{module.replace('.', '/')}.py" in names, name
             assert not attribute or attribute.isidentifier()
+
+
+def test_the_build_knows_each_source_of_the_c_module() -> None:
+    """A source archive holds what SOURCES names and no other header; only a change of these calls for a new build."""
+    assert sorted(SOURCES) == sorted(path.as_posix() for path in files() if path.match("broker/_fast*.[ch]"))
