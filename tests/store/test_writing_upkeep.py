@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +36,32 @@ def until(true: Callable[[], bool]) -> None:
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+@pytest.mark.parametrize("reason", ["can't create new thread at interpreter shutdown", "can't start new thread"])
+def test_threads_that_do_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
+    """A first append at exit does without, as Python 3.12 demands; if there are too many, the next one tries again."""
+    start, left = threading.Thread.start, [1]
+
+    def limited(thread: threading.Thread) -> None:
+        if not left:
+            raise RuntimeError(reason)
+        left.pop()
+        start(thread)
+
+    store = open_writer(str(tmp_path), Disk(), SMALL, sync="group")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", limited)
+        if "shutdown" in reason:
+            fill(store, 0, 2)
+        else:
+            with pytest.raises(RuntimeError, match=reason):
+                fill(store, 0, 1)
+    fill(store, 2, 1)
+    running = sorted(thread.name for thread in store.upkeep._threads)
+    assert running == ["checkback_care", "checkback_share", "checkback_sync"][: 1 if "shutdown" in reason else 3]
+    store.close()
+    assert verify(tmp_path).ok
 
 
 @pytest.mark.usefixtures("still")

@@ -91,12 +91,19 @@ class BackgroundTasks:
                 loops.append((self._sync, SYNC_EVERY_S))
             if self.retain is not None:
                 loops.append((self._retain, RETAIN_LOOK_S))
-            for work, every_s in loops:
+            for work, every_s in loops[len(self._threads) :]:
                 thread = threading.Thread(
                     target=self._loop, args=(work, every_s), name=f"checkback{work.__name__}", daemon=True
                 )
                 self._threads.append(thread)
-                thread.start()
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    self._threads.pop()
+                    if "interpreter shutdown" in str(error):  # what atexit calls starts none in Python 3.12
+                        return  # a send flushes by itself, and `close` does the rest
+                    self.is_running = False  # the next append starts those that are missing
+                    raise
 
     def _loop(self, work: Callable[[], None], every_s: float) -> None:
         stop = self._stop
