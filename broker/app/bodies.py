@@ -23,7 +23,7 @@ from typing import Any, cast, get_origin
 
 from broker.app.cloud_events import content_type, schema_version
 from broker.app.json_values import Build, builder, is_msgspec, is_pydantic, to_json
-from broker.app.type_hints import fields_of, is_typed_dict, resolved
+from broker.app.type_hints import alternatives, fields_of, is_alias, is_typed_dict, resolved
 from broker.errors import BodyError, BrokerError, MessageRejected, shown
 
 _STARS = b"*****"
@@ -218,8 +218,15 @@ def _check_type(hint: Any, seen: frozenset[Any] = frozenset()) -> None:
 
     What is defined later than it is declared is read at first use.
     """
-    builder(hint)
-    kind = resolved(hint)
+    try:
+        kind = resolved(hint)
+    except NameError as error:
+        raise BrokerError(f"the alias {hint} cannot be read ({error}): define what it names before its use") from None
+    builder(kind)
+    if is_alias(hint):
+        if hint in seen:
+            return
+        seen |= {hint}
     of_fields = get_origin(kind) or kind
     is_checked = of_fields is typing.Literal or is_msgspec(of_fields)  # msgspec has types of its own
     for one in () if is_checked else typing.get_args(kind):
@@ -279,12 +286,6 @@ def _read(body: bytes, media_type: str, wanted: Any) -> tuple[Any, bool]:
     return from_json(body), wanted is None
 
 
-def alternatives(hint: Any) -> list[Any]:
-    """The types of a union; of another type itself."""
-    is_union = get_origin(hint) in (typing.Union, types.UnionType)
-    return [resolved(one) for one in typing.get_args(hint)] if is_union else [hint]
-
-
 def _is_textual(hint: Any) -> bool:
     """Whether plain text may be a value of a type."""
     return (isinstance(hint, type) and issubclass(hint, str)) or get_origin(hint) is typing.Literal
@@ -294,7 +295,7 @@ def _misread(hint: Any, value: Any, found: Any) -> str:
     """What a value of a union would be read as: another of its types, of the same form in JSON. Empty: as itself."""
     if found == value:
         return ""
-    options = alternatives(resolved(hint))
+    options = alternatives(hint)
     kinds = [get_origin(one) or one for one in options]
     if type(found) is not type(value):
         return f"this {type(value).__name__} as {type(found).__name__}" if type(value) in kinds else ""

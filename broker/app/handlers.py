@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
-from broker.app.bodies import TopicBody, alternatives, check_body_type
+from broker.app.bodies import TopicBody, check_body_type
 from broker.app.retry import Retry
+from broker.app.type_hints import alternatives, resolved
 from broker.consuming.arguments import check_consumer_names
 from broker.consuming.group.positions import Start
 from broker.consuming.tags import Selection
@@ -152,7 +153,10 @@ def _check_bound(function: Callable[..., Any], signature: inspect.Signature, nam
 
 def _hints(function: Callable[..., Any], name: str) -> Mapping[str, Any]:
     try:
-        return typing.get_type_hints(function)
+        hints = typing.get_type_hints(function)
+        for hint in hints.values():
+            resolved(hint)  # an alias is read only now
+        return hints
     except Exception as error:  # noqa: BLE001 - an annotation in quotes is any expression
         text = "write types, and import what they name outside TYPE_CHECKING, so that its arguments can be made"
         raise BrokerError(f"{name}: its annotations cannot be read ({error}): {text}") from None

@@ -26,7 +26,7 @@ from functools import lru_cache, partial
 from typing import Any, Literal, Union
 from uuid import UUID
 
-from broker.app.type_hints import fields_of, is_typed_dict, resolved
+from broker.app.type_hints import alternatives, fields_of, is_alias, is_typed_dict, resolved
 from broker.errors import BodyError, BrokerError, MessageRejected
 
 Build = Callable[[Any, str], Any]  # (value from JSON, where it is) → the typed value
@@ -113,7 +113,7 @@ def _reads_aliases(model: Any) -> bool:
     Else the names of the fields are written.
     """
     models: set[Any] = set()
-    _models_in(model, models)
+    _models_in(model, models, set())
     return all(
         field.serialization_alias is None or field.serialization_alias in _names_read(name, field.validation_alias)
         for one in models
@@ -121,13 +121,16 @@ def _reads_aliases(model: Any) -> bool:
     )
 
 
-def _models_in(hint: Any, found: set[Any]) -> None:
+def _models_in(hint: Any, found: set[Any], aliases: set[Any]) -> None:
     if is_pydantic(hint) and hint not in found:
         found.add(hint)
         for field in hint.model_fields.values():
-            _models_in(field.annotation, found)
+            _models_in(field.annotation, found, aliases)
+    if is_alias(hint) and hint not in aliases:
+        aliases.add(hint)
+        _models_in(resolved(hint), found, aliases)
     for one in typing.get_args(hint):
-        _models_in(one, found)
+        _models_in(one, found, aliases)
 
 
 def _names_read(name: str, alias: Any) -> list[Any]:
@@ -150,17 +153,28 @@ def builder(hint: Any) -> Build:
         return _scalar(hint)
     if hint in _FROM_TEXT:
         return _from_text(hint, _FROM_TEXT[hint])
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if is_alias(hint) or is_alias(origin):
+        return _by_alias(hint)
     if (below := resolved(hint)) is not hint:
         return builder(below)
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):
-        return _union(arguments)
+        return _union(alternatives(hint))
     if origin is Literal:
         return _exactly(
             f"one of {', '.join(map(repr, arguments))}",
             lambda value: any(value == one and type(value) is type(one) for one in arguments),
         )
     return _container(hint, origin or hint, arguments) or _class(hint)
+
+
+def _by_alias(hint: Any) -> Build:
+    """A builder of what an alias stands for, which is read at first use, since it may contain the alias itself."""
+
+    def build(value: Any, where: str) -> Any:
+        return builder(resolved(hint))(value, where)
+
+    return build
 
 
 def _container(hint: Any, kind: Any, arguments: tuple[Any, ...]) -> Build | None:
@@ -305,7 +319,7 @@ def _exactly(what: str, fits: Callable[[Any], bool]) -> Build:
     return build
 
 
-def _union(arguments: tuple[Any, ...]) -> Build:
+def _union(arguments: list[Any]) -> Build:
     """The first type that fits; of those that fit an object, the one whose fields differ least from its own.
 
     One error is reported: that of the last, which is the only one of `T | None`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 import typing
 from functools import lru_cache
 from typing import Annotated, Any, NotRequired, Required, TypeVar, Union
@@ -11,15 +12,37 @@ from broker.errors import BrokerError
 
 
 def resolved(hint: Any) -> Any:
-    """The type below a NewType, Annotated and the like, which say nothing of the form of a value."""
+    """The type below a NewType, Annotated, `type Event = ...` and the like, which say nothing of the form of a value.
+
+    Raises NameError for an alias of what is not defined.
+    """
     while True:
         origin = typing.get_origin(hint)
-        if hasattr(hint, "__supertype__"):
+        if is_alias(origin):
+            hint = _replaced(origin.__value__, dict(zip(origin.__type_params__, typing.get_args(hint), strict=False)))
+        elif is_alias(hint):
+            hint = hint.__value__
+        elif hasattr(hint, "__supertype__"):
             hint = hint.__supertype__
         elif origin in (Annotated, Required, NotRequired) or getattr(origin, "_name", None) == "ReadOnly":
             hint = typing.get_args(hint)[0]
         else:
             return hint
+
+
+def is_alias(hint: Any) -> bool:
+    """Whether a type is an alias as `type Event = Paid | Refunded` makes one: of Python 3.12, or `typing_extensions`.
+
+    What it stands for is read when it is asked for, and may contain the alias itself.
+    """
+    return type(hint).__name__ == "TypeAliasType"
+
+
+def alternatives(hint: Any) -> list[Any]:
+    """The types of a union, and of the unions in it that have a name; of another type itself."""
+    below = resolved(hint)
+    is_union = typing.get_origin(below) in (Union, types.UnionType)
+    return [other for one in typing.get_args(below) for other in alternatives(one)] if is_union else [below]
 
 
 def is_typed_dict(kind: Any) -> bool:
@@ -80,5 +103,7 @@ def _are_types(variables: tuple[Any, ...]) -> bool:
 
 
 def _default(variable: TypeVar) -> Any:
+    if getattr(variable, "has_default", bool)():  # Python 3.13, or `typing_extensions`
+        return variable.__default__  # type: ignore[attr-defined]
     kinds = variable.__constraints__
     return Union[kinds] if kinds else variable.__bound__ or Any  # noqa: UP007 - of any number of types
