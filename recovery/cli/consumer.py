@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from recovery.cli.declaration import Argument, BadParameter, Exit, Option, VerbGroup
 from recovery.cli.shared import FINDINGS, WELL, AsJson, Store, examples, listing
 from recovery.cli.terminal.output import print_json, print_json_list, show, warn
+
+if TYPE_CHECKING:
+    from recovery.views.dead_letters import DeadLetter
 
 Group = Annotated[str | None, Argument(metavar="GROUP", help="A consumer group; all groups without it.")]
 
@@ -40,15 +43,24 @@ def dlq(
     wanted = ids or []
     if resend:
         with broker.open(store, create=False) as live:
-            letters = dead_letters.resend(live, group, wanted)
+            _show_letters(dead_letters.resend(live, group, wanted), as_json, resent=True)
     else:
         with broker.open(store, read_only=True) as opened:
-            letters = [one for one in dead_letters.dead_letters(opened, group) if everything or not one.resent]
-        letters = [one for one in letters if not wanted or {one.message_id, one.unique_key} & set(wanted)]
+            found_letters = (
+                one
+                for one in dead_letters.dead_letters(opened, group)
+                if (everything or not one.resent) and (not wanted or {one.message_id, one.unique_key} & set(wanted))
+            )
+            _show_letters(found_letters, as_json)
+
+
+def _show_letters(letters: Iterable[DeadLetter], as_json: bool, *, resent: bool = False) -> None:
+    from recovery.cli.terminal import tables_consumer as screen_consume
+
     if as_json:
         print_json_list(one.as_json() for one in letters)
     else:
-        show(screen_consume.dead_letters(letters, resent=resend))
+        show(screen_consume.dead_letters(list(letters), resent=resent))
 
 
 def consumer(

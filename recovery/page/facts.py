@@ -87,9 +87,9 @@ def report_of(path: str) -> dict[str, Any] | None:
 def dead_letters_of(name: str, path: str, group: str) -> dict[str, Any]:
     """The dead letters of a consumer group, the newest `LISTED` of them."""
     with broker.open(path, read_only=True) as store:
-        found = [one.as_json() for one in dead_letters(store, group)]
-    newest = found[::-1][:LISTED]
-    return {"name": name, "group": group, "letters": newest, "omitted": len(found) - len(newest)}
+        newest = [one.as_json() for one in dead_letters(store, group, newest=LISTED)][::-1]
+        omitted = max(0, groups(store).get(group, 0) - LISTED)
+    return {"name": name, "group": group, "letters": newest, "omitted": omitted}
 
 
 def now_ms() -> int:

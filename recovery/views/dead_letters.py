@@ -11,22 +11,26 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Collection, Iterator
+from bisect import bisect_left
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from broker.consuming.redelivery import resent
-from broker.errors import BrokerError, StoreLocked
+from broker.errors import BrokerError, CorruptStore, StoreLocked
 from broker.format import properties as names
 from broker.format.topics import DLQ_PREFIX, dlq_topic, retry_topic
 from broker.live import LiveStore
 from broker.message import ReceivedMessage
 from broker.store.disk.paths import Paths, is_topic_directory
 from broker.store.read.store import Store
+from broker.store.shared.control import Word
 from broker.transaction.events import WHY
 
+_READ_ANYHOW = 1000  # so many messages are read as quickly as a few are looked up
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, slots=True)
 class DeadLetter:
     """One message that was given up."""
 
@@ -58,19 +62,74 @@ def groups(store: Store) -> dict[str, int]:
     return found
 
 
-def dead_letters(store: Store, group: str) -> Iterator[DeadLetter]:
-    """The dead letters of a group, oldest first."""
+def dead_letters(store: Store, group: str, *, newest: int | None = None) -> Iterator[DeadLetter]:
+    """The dead letters of a group, oldest first; only the `newest` so many of them (None: all)."""
     topic = dlq_topic(group)
-    for queue_id in store.queues(topic):
-        first, end = store.queue_range(topic, queue_id)
-        for queue_offset in range(first, end):
+    ranges = {queue_id: store.queue_range(topic, queue_id) for queue_id in store.queues(topic)}
+    number = sum(end - first for first, end in ranges.values())
+    skipped = 0 if newest is None else max(0, number - newest)
+    retries: _Retries | None = None
+    for queue_id, (first, end) in ranges.items():
+        begin = min(end, first + skipped)
+        skipped -= begin - first
+        for queue_offset in range(begin, end):
             message = store.message(topic, queue_id, queue_offset)
-            if message is not None:
-                yield _letter(store, group, message)
+            if message is None:
+                continue
+            if retries is None:
+                behind = message.commitlog_offset if len(ranges) == 1 else -1
+                retries = _Retries(store, group, behind, number if newest is None else newest)
+            yield _letter(message, group, resent=retries.have_behind(message))
 
 
-def _letter(store: Store, group: str, message: ReceivedMessage) -> DeadLetter:
-    later = store.by_unique_key(retry_topic(group), message.unique_key) if message.unique_key else []
+class _Retries:
+    """The messages of a group's retry topic behind its first dead letter: what was sent again is among them.
+
+    Each dead letter is looked for in the index, in all its files. Where these messages are no more than twice as many
+    as the dead letters, they are read once instead: of a million letters the first way does not end.
+    """
+
+    def __init__(self, store: Store, group: str, behind: int, letters: int) -> None:
+        """`behind` is the CommitLog offset of the first dead letter, `letters` how many there are about."""
+        self._store, self._topic = store, retry_topic(group)
+        places = {queue_id: self._places(queue_id, behind) for queue_id in store.queues(self._topic)}
+        self._newest: dict[str, int] | None = None  # by unique key the CommitLog offset of the last; None: not read
+        if sum(map(len, places.values())) <= max(_READ_ANYHOW, 2 * letters):
+            with contextlib.suppress(CorruptStore):  # the index may go around the one that is damaged
+                self._newest = self._read(places)
+
+    def _read(self, places: Mapping[int, range]) -> dict[str, int]:
+        newest: dict[str, int] = {}
+        for queue_id, queue_offsets in places.items():
+            for queue_offset in queue_offsets:
+                message = self._store.message(self._topic, queue_id, queue_offset)
+                if message is not None and message.unique_key:
+                    known = newest.get(message.unique_key, 0)
+                    newest[message.unique_key] = max(known, message.commitlog_offset)
+        return newest
+
+    def _places(self, queue_id: int, behind: int) -> range:
+        """The queue offsets of the messages that lie behind a CommitLog offset."""
+        first, end = self._store.queue_range(self._topic, queue_id)
+        queue = self._store.consumequeues.queue(self._topic, queue_id)
+
+        def is_behind(queue_offset: int) -> bool:
+            unit = None if queue is None else queue.get(queue_offset)
+            return unit is not None and unit.commitlog_offset > behind
+
+        return range(first + bisect_left(range(first, end), True, key=is_behind), end)
+
+    def have_behind(self, letter: ReceivedMessage) -> bool:
+        """Whether the group got a dead letter again."""
+        if not letter.unique_key:
+            return False
+        if self._newest is not None:
+            return self._newest.get(letter.unique_key, -1) > letter.commitlog_offset
+        found = self._store.by_unique_key(self._topic, letter.unique_key)
+        return any(copy.commitlog_offset > letter.commitlog_offset for copy in found)
+
+
+def _letter(message: ReceivedMessage, group: str, *, resent: bool) -> DeadLetter:
     return DeadLetter(
         message_id=message.message_id,
         unique_key=message.unique_key,
@@ -82,7 +141,7 @@ def _letter(store: Store, group: str, message: ReceivedMessage) -> DeadLetter:
         reconsume_times=message.reconsume_times,
         body_bytes=len(message.body),
         commitlog_offset=message.commitlog_offset,
-        resent=any(copy.commitlog_offset > message.commitlog_offset for copy in later),
+        resent=resent,
         why=message.properties.get(WHY, ""),
     )
 
@@ -98,6 +157,7 @@ def resend(store: LiveStore, group: str, ids: Collection[str] = ()) -> list[Dead
 
 
 def _resend(store: LiveStore, group: str, ids: Collection[str]) -> list[DeadLetter]:
+    store.writer.settle(store.writer.control[Word.TAIL])  # what a killed run sent shows once it is durable
     letters = list(dead_letters(store, group))
     known = {name for letter in letters for name in (letter.message_id, letter.unique_key) if name}
     for one in ids:
@@ -110,7 +170,8 @@ def _resend(store: LiveStore, group: str, ids: Collection[str]) -> list[DeadLett
     for letter in sent:
         record = store.commitlog.read(letter.commitlog_offset)
         if record is not None:
-            store.writer.append([resent(record, group)])
+            store.writer.append([resent(record, group)], wait=False)  # one fsync for all of them
+    store.writer.settle(store.writer.control[Word.TAIL])
     return sent
 
 

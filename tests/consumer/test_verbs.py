@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -12,6 +14,7 @@ import broker
 from broker.consuming.redelivery import resent
 from broker.errors import StoreLocked
 from broker.format.commitlog import Record
+from broker.store.shared.control import Word
 from broker.store.write.pending_record import PendingRecord
 from broker.testing.crash_disk import SMALL
 from recovery.cli import consumer as verbs_consume
@@ -66,6 +69,60 @@ def test_dlq_sends_them_again_once(path: str) -> None:
             found[message.body] = (message.reconsume_times, message.unique_key, message.topic)
             consumer.ack(message)
         assert found[b"a"] == (0, letter["unique_key"], "orders")
+
+
+def _given_up(path: str, number: int) -> None:
+    with broker.open(path, sync="os") as store:
+        for key in range(number):
+            store.append(broker.Message("orders", b"more", keys=[str(key)]), queue_id=1)
+        with store.consumer("billing", "orders") as consumer:
+            for _ in range(number + 1):  # one was left over
+                message = consumer.receive(WAIT_S)
+                assert message is not None
+                consumer.retry(message, delay_level=-1)
+
+
+def test_many_letters_are_compared_with_what_was_sent_again_and_not_looked_up(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each was looked up in each file of the index: a million dead letters could be neither listed nor sent again."""
+    _given_up(path, 4)
+    with broker.open(path) as store:
+        (first, *_) = dead_letters.dead_letters(store, "billing")
+        dead_letters.resend(store, "billing", [first.message_id])
+        monkeypatch.setattr(type(store), "by_unique_key", lambda *_: pytest.fail("one was looked up"))
+        assert [one.resent for one in dead_letters.dead_letters(store, "billing")] == [True, *[False] * 5]
+        newest = dead_letters.dead_letters(store, "billing", newest=2)
+        assert [one.keys for one in newest] == [one.keys for one in dead_letters.dead_letters(store, "billing")][-2:]
+
+
+def test_few_letters_before_many_retries_are_looked_up(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dead_letters, "_READ_ANYHOW", 0)
+    with broker.open(path, sync="os") as store:
+        dead_letters.resend(store, "billing")
+        for _ in range(3):
+            store.append(broker.Message("%RETRY%billing", b"another"))
+        monkeypatch.setattr(type(store), "message", _no_retry(type(store).message))
+        assert [one.resent for one in dead_letters.dead_letters(store, "billing")] == [True]
+
+
+def _no_retry(read: Callable[..., Any]) -> Callable[..., Any]:
+    def message(store: broker.Store, topic: str, queue_id: int, queue_offset: int) -> Any:
+        assert not topic.startswith("%RETRY%"), "the retries were read"
+        return read(store, topic, queue_id, queue_offset)
+
+    return message
+
+
+def test_all_that_are_sent_again_are_flushed_together(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each waited for an fsync of its own."""
+    _given_up(path, 4)
+    with broker.open(path) as store:
+        ends: list[int] = []
+        monkeypatch.setattr(store.writer.syncer, "wait_durable", ends.append)
+        assert len(dead_letters.resend(store, "billing")) == 6
+        assert len(ends) == 2
+        assert ends[-1] == store.writer.control[Word.TAIL]
 
 
 def test_of_two_that_send_them_again_at_once_one_is_refused(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
