@@ -11,7 +11,7 @@ runs cannot commit against it. Who decided and why stand in the end record.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from broker.enlisting.ledger_key import LEDGER_KEY
 from broker.errors import AlreadyEnded, BrokerError, CorruptStore, TransactionError
 from broker.format.java import decode_message_id
 from broker.live import LiveStore
+from broker.store.shared.control import Word
 from broker.transaction.ends import check_extra
 from broker.transaction.events import BY, WHY, TransactionState
 from broker.transaction.service import Half
@@ -70,13 +71,19 @@ def find(store: LiveStore, ids: Sequence[str]) -> list[Half]:
     Raises TransactionError for an id that names none in doubt; CorruptStore if it may be of one that cannot be read.
     """
     damaged: list[CorruptStore] = []
-    in_doubt = {half.commitlog_offset: half for half in store.transactions.in_doubt(damaged=damaged)}
-    by_key: dict[str, list[Half]] = {}
-    for half in in_doubt.values():
-        by_key.setdefault(half.unique_key or "", []).append(half)
+    places = {one: _offset(one) for one in ids}
+    slot_of = store.writer.dispatcher.slot
+    in_doubt = {slot_of(slot).commitlog_offset for slot in store.transactions.in_doubt_slots()}
+    named_places = {at for at in places.values() if at is not None and at in in_doubt}
+    by_place = {half.commitlog_offset: half for half in _at(store, named_places, damaged)}
+    by_key: dict[str, list[Half]] = {one: [] for one, at in places.items() if at not in by_place}
+    if by_key:  # all are read, and only those that are meant are kept: a million may be in doubt
+        for half in store.transactions.in_doubt(damaged=damaged):
+            if half.unique_key in by_key:
+                by_key[half.unique_key].append(half)
     found: dict[int, Half] = {}
     for one in ids:
-        named = [in_doubt[at]] if (at := _offset(one)) in in_doubt else by_key.get(one, [])
+        named = by_key[one] if one in by_key else [by_place[at] for at in (places[one],) if at is not None]
         if not named and damaged:
             raise damaged[0]
         if not named:
@@ -109,18 +116,26 @@ def chosen(
     """
     among = store.transactions.parked() if parked else None
     unreadable: list[CorruptStore] = []
+    service = store.transactions
+    looked_at = service.in_doubt(damaged=unreadable) if among is None else _at(store, among, unreadable)
     found = [
-        half
-        for half in store.transactions.in_doubt(damaged=unreadable)
-        if (among is None or half.commitlog_offset in among)
-        and topic in (None, half.topic)
-        and producer_group in (None, half.producer_group)
+        half for half in looked_at if topic in (None, half.topic) and producer_group in (None, half.producer_group)
     ]
     for error in unreadable:
-        place = getattr(error, "commitlog_offset", None)
-        if among is None or place is None or place in among:
-            _collect(error, damaged)
+        _collect(error, damaged)
     return found
+
+
+def _at(store: LiveStore, places: Iterable[int], damaged: list[CorruptStore]) -> Iterator[Half]:
+    """The half messages that begin at CommitLog offsets, in log order, flushed as `in_doubt` does; no other is read."""
+    store.writer.settle(store.writer.control[Word.TAIL])
+    for commitlog_offset in sorted(places):
+        try:
+            yield store.transactions.half(commitlog_offset)
+        except CorruptStore as error:
+            damaged.append(error)
+        except TransactionError:  # it was ended just now, and its segment is gone
+            continue
 
 
 def _collect(error: CorruptStore, damaged: list[CorruptStore] | None) -> None:

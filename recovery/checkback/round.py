@@ -15,7 +15,7 @@ import contextlib
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
@@ -31,6 +31,7 @@ from recovery.checkback.catalog import Attempt, Catalog
 from recovery.checkback.leader import myself
 from recovery.checkback.policy import AtLimit, Policy, Standing, Verdict, decide, next_check
 from recovery.checkback.protocol import Answer, Outcome, Question, Resolver, answers_to
+from recovery.checkback.turns import Turn, fairly, spread
 from recovery.humanize import count, moment
 
 LIMIT = 10_000
@@ -105,7 +106,6 @@ class _Due(NamedTuple):
 
     half: Half
     checks: int
-    due_ms: int
     at_limit: bool
 
 
@@ -152,8 +152,8 @@ class CheckBack:
         report = RoundReport(is_dry_run=dry_run)
         known = self.catalog.attempts()
         due, in_doubt = self._due(known, now_ms, report)
-        chosen = list(islice(_fairly(due, self._per_topic), self._limit))
-        report.left = len(due) - len(chosen)
+        chosen = list(islice(self._read(fairly(due, self._per_topic), report), self._limit))
+        report.left = report.due - len(chosen)
         report.topics = dict(Counter(one.half.topic for one in chosen))
         if dry_run:
             report.planned = [_plan(one) for one in chosen]
@@ -176,7 +176,7 @@ class CheckBack:
 
     # What is due
 
-    def _due(self, known: dict[int, Attempt], now_ms: int, report: RoundReport) -> tuple[list[_Due], set[int]]:
+    def _due(self, known: dict[int, Attempt], now_ms: int, report: RoundReport) -> tuple[list[Turn], set[int]]:
         """The transactions whose turn it is, and the CommitLog offsets of all that are in doubt.
 
         For those that were checked before the catalog counts, for the others their half message.
@@ -184,7 +184,7 @@ class CheckBack:
         parked, slots = self._service.parked(), list(self._slots())
         visible = self._visible(max((end for _, end in slots), default=0), report)
         in_doubt: set[int] = set()
-        due: list[_Due] = []
+        due: list[Turn] = []
         new: list[int] = []
         for commitlog_offset, end in slots:
             in_doubt.add(commitlog_offset)
@@ -201,7 +201,7 @@ class CheckBack:
             else:
                 standing = Standing(attempt.stored_ms, None, attempt.checks, attempt.next_ms)
                 self._judge(standing, attempt.topic, commitlog_offset, now_ms, due, report)
-        for commitlog_offset in _spread(new, max(self._limit * _READ_FACTOR, _CHUNK)):
+        for commitlog_offset in spread(new, max(self._limit * _READ_FACTOR, _CHUNK)):
             half = self._half(commitlog_offset, report)
             if half is None:
                 continue
@@ -230,17 +230,25 @@ class CheckBack:
             yield found.commitlog_offset, found.commitlog_offset + found.size
 
     def _judge(
-        self, standing: Standing, topic: str, half: Half | int, now_ms: int, due: list[_Due], report: RoundReport
+        self, standing: Standing, topic: str, half: Half | int, now_ms: int, due: list[Turn], report: RoundReport
     ) -> None:
-        """Add it to what is due, or count it as waiting; a half message is read only when it is due."""
+        """Add it to what is due, or count it as waiting."""
         decision = decide(standing, self._policy.rule(topic), now_ms)
         _note_age(report, now_ms - standing.stored_ms)
         if decision.verdict is Verdict.WAIT:
             report.waiting += 1
             return
-        found = self._half(half, report) if isinstance(half, int) else half
-        if found is not None:
-            due.append(_Due(found, standing.checks, decision.due_ms, decision.verdict is Verdict.LIMIT))
+        place, read = (half, None) if isinstance(half, int) else (half.commitlog_offset, half)
+        due.append(Turn(place, topic, standing.checks, decision.due_ms, decision.verdict is Verdict.LIMIT, read))
+
+    def _read(self, turns: Iterable[Turn], report: RoundReport) -> Iterator[_Due]:
+        """Those whose turn it is, with their half messages; one that cannot be read gives its place to the next."""
+        for one in turns:
+            half = one.half or self._half(one.commitlog_offset, report)
+            if half is None:
+                report.due -= 1
+            else:
+                yield _Due(half, one.checks, one.at_limit)
 
     def _is_of_others(self, producer_group: str) -> bool:
         return self._groups is not None and producer_group not in self._groups
@@ -359,30 +367,6 @@ def _is_asked(one: _Due) -> bool:
 
 def _reader(read: Callable[[Half], Any], half: Half) -> Callable[[], Any]:
     return lambda: read(half)
-
-
-def _fairly(due: Iterable[_Due], per_topic: int | None) -> Iterator[_Due]:
-    """The topics by turns, each with its longest due first, and no more than `per_topic` of each."""
-    topics: dict[str, list[_Due]] = {}
-    for one in due:
-        topics.setdefault(one.half.topic, []).append(one)
-    turns = [iter(sorted(ones, key=_by_due)[:per_topic]) for _, ones in sorted(topics.items())]
-    while turns:
-        left = []
-        for turn in turns:
-            for one in islice(turn, 1):
-                yield one
-                left.append(turn)
-        turns = left
-
-
-def _by_due(one: _Due) -> tuple[int, int]:
-    return one.due_ms, one.half.commitlog_offset
-
-
-def _spread(offsets: Sequence[int], most: int) -> Sequence[int]:
-    """At most so many, from all over the log: a flood in one place does not hide what follows it."""
-    return offsets if len(offsets) <= most else offsets[:: -(-len(offsets) // most)]
 
 
 def _plan(one: _Due) -> dict[str, Any]:
