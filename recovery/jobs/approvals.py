@@ -82,7 +82,7 @@ def waiting_lines(path: str) -> list[str]:
     """
     from recovery.views.overview import overview
 
-    seen = overview(path, time.time_ns() // 1_000_000, limit=SHOWN)
+    seen = overview(path, time.time_ns() // 1_000_000, limit=SHOWN, parked_limit=0)
     total = seen.counts["in_doubt"]
     if not total:
         return ["**In doubt**: no transaction."]

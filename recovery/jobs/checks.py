@@ -42,7 +42,7 @@ def check_settings(
 
     with broker.open(path, read_only=True) as store:
         segments = len(store.segments)
-    counts = overview(path, now_ms=0, limit=0).counts
+    counts = overview(path, now_ms=0, limit=0, parked_limit=0).counts
     resolvers = asked.get("resolvers")
     if resolvers is not None and not isinstance(resolvers, Mapping):
         raise BrokerError(f"resolvers is a table by producer group, not {resolvers!r:.60}")

@@ -62,7 +62,7 @@ class DueWatch:
         with broker.open(self.path, read_only=True) as store:
             end = store.end_offset
         if self._seen is None or end != self._end:
-            self._seen, self._end, self._read_ms = overview(self.path, now_ms, limit=READ_AT_ONCE), end, now_ms
+            self._seen, self._end, self._read_ms = overview(self.path, now_ms, READ_AT_ONCE, 0), end, now_ms
         return self._seen
 
     def _due(self, seen: Overview, now_ms: int, policy: Policy | None, served: Collection[str]) -> list[int]:

@@ -42,7 +42,7 @@ def in_doubt_longer(path: str, older_than_s: float, now_ms: int) -> dict[str, An
     """How many transactions are in doubt for longer than that, and the oldest of them; None when there is none."""
     from recovery.views.overview import overview
 
-    late = [one for one in overview(path, now_ms, limit=1000).in_doubt if one.age_s >= older_than_s]
+    late = [one for one in overview(path, now_ms, limit=1000, parked_limit=0).in_doubt if one.age_s >= older_than_s]
     if not late:
         return None
     oldest = max(late, key=lambda one: one.age_s)
@@ -125,7 +125,7 @@ def check_back(path: str, *, now_ms: int, catalog: str | None = None, **asked: A
     """
     from recovery.views.overview import overview
 
-    counts = overview(path, now_ms, limit=0).counts
+    counts = overview(path, now_ms, limit=0, parked_limit=0).counts
     if not counts["in_doubt"]:
         return {"did": "nothing is in doubt", "in_doubt": 0, "parked": counts["parked"]}
     if not os.path.exists(Paths(path).store_json):
@@ -177,7 +177,7 @@ def parked(
     if not os.path.exists(Paths(path).store_json):
         text = "another program wrote it, and its broker alone can end its transactions: nothing was asked"
         raise StoreError(f"{path}: {text}. Have one checked again by RocketMQ's resumeCheckHalfMessage", path=path)
-    found = overview(path, now_ms, limit=0).parked
+    found = overview(path, now_ms, limit=0, parked_limit=limit if only is None else None).parked
     chosen = [one for one in found if only in (None, one.commitlog_offset)][:limit]
     return [
         {

@@ -43,7 +43,7 @@ def line_of(name: str, path: str) -> dict[str, Any]:
     """One store in a line of the list; `error` is a sentence when it cannot be read."""
     line: dict[str, Any] = {"name": name, "path": path, "error": None}
     try:
-        seen, report = overview(path, now_ms(), limit=LISTED), last_report(path)
+        seen, report = overview(path, now_ms(), limit=LISTED, parked_limit=0), last_report(path)
         lag = sum(one["lag"] for one in _consumers(path))
         facts = {"counts": seen.counts, "oldest_s": seen.oldest_s, "crashed": bool(crashed(path)), "lag": lag}
         facts["foreign"] = Disk().entry(Paths(path).store_json) is None  # another program wrote it
@@ -57,7 +57,7 @@ def store_of(name: str, path: str) -> dict[str, Any]:
 
     Raises BrokerError, OSError when it cannot be read.
     """
-    seen = overview(path, now_ms(), limit=LISTED).as_json()
+    seen = overview(path, now_ms(), limit=LISTED, parked_limit=LISTED).as_json()
     report = last_report(path)
     with broker.open(path, read_only=True) as store:
         dead = groups(store)

@@ -81,17 +81,20 @@ class Overview:
         return {"counts": self.counts, "oldest_s": self.oldest_s, **lists, "omitted": self.omitted}
 
 
-def overview(path: str, now_ms: int, limit: int = 100) -> Overview:
-    """How the transactions of a store stand. Raises StoreError when there is none at `path`."""
+def overview(path: str, now_ms: int, limit: int = 100, parked_limit: int | None = None) -> Overview:
+    """How the transactions of a store stand; `limit` of those in doubt are listed, `parked_limit` parked ones (None:
+    all). Raises StoreError when there is none at `path`.
+    """
     files = StoreFiles.open(path)
     table = UnitFile(files.state_table, _SLOT)
     if not table:
-        return _from_log(path, now_ms, limit)
+        return _from_log(path, now_ms, limit, parked_limit)
     states, waiting = _look_at_table(table)
     with broker.open(path, read_only=True) as store:
         parked_notes = _park_notes_of(store, waiting, files.table_generation)
         asked = [(slot, at) for slot, at in waiting if at not in parked_notes]
-        wanted = [*((slot, at) for slot, at in waiting if at in parked_notes), *asked[:limit]]
+        parked_places = [(slot, at) for slot, at in waiting if at in parked_notes]
+        wanted = [*parked_places[:parked_limit], *asked[:limit]]
         attempts = attempts_at(path) if wanted else {}
         halves = (_read(store, slot, at, now_ms, parked_notes.get(at), attempts.get(at)) for slot, at in wanted)
         read = [half for half in halves if half is not None]
@@ -181,7 +184,7 @@ def _read(
     return WaitingTransaction(commitlog_offset, slot, group, topic, keys, age_s, checks, why, last, outcome)
 
 
-def _from_log(path: str, now_ms: int, limit: int) -> Overview:
+def _from_log(path: str, now_ms: int, limit: int, parked_limit: int | None) -> Overview:
     """The other generations have no table: the log is read."""
     found: dict[str, list[WaitingTransaction]] = {"in_doubt": [], "parked": []}
     for half in Pending(path, now_ms, parked=True):
@@ -191,7 +194,8 @@ def _from_log(path: str, now_ms: int, limit: int) -> Overview:
         )
         found[half.state].append(one)
     counts = {state: len(halves) for state, halves in found.items()}
-    return Overview(counts, found["in_doubt"][:limit], found["parked"], max(0, len(found["in_doubt"]) - limit))
+    omitted = max(0, len(found["in_doubt"]) - limit)
+    return Overview(counts, found["in_doubt"][:limit], found["parked"][:parked_limit], omitted)
 
 
 def _asked(path: str, commitlog_offset: int) -> list[dict[str, Any]]:

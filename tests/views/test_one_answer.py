@@ -13,6 +13,8 @@ from broker.store.read.layout import StoreLayout
 from broker.transaction.service import Half
 from recovery.checkback.manual import park_list
 from recovery.jobs import tasks
+from recovery.jobs.due import DueWatch
+from recovery.page.facts import line_of, store_of
 from recovery.transactions.in_doubt import Pending
 from recovery.views.overview import overview, story
 
@@ -51,3 +53,19 @@ def test_all_lists_agree_also_after_retention_removed_files_of_the_state_table(t
     assert [step["what"] for step in story(path, all_of_them[0])] == ["prepared", "parked", "taken back"]
     assert [one["commitlog_offset"] for one in tasks.parked(path, now_ms=now_ms)] == parked
     assert [half.commitlog_offset for half in Pending(path, now_ms, parked=True)] == all_of_them
+
+
+def test_who_needs_numbers_reads_no_parked_half_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All were read and listed: a million for each look of a watcher, and in each answer to the page."""
+    path = str(tmp_path / "store")
+    with broker.open(path, layout=TINY, sync="os") as store:
+        for number in range(5):
+            store.transactions.park(prepare(store, number), "nobody knows")
+    now_ms = time.time_ns() // 1_000_000
+    assert len(overview(path, now_ms, parked_limit=2).parked) == 2
+    monkeypatch.setattr("recovery.page.facts.LISTED", 3)
+    assert len(store_of("shop", path)["parked"]) == 3
+    monkeypatch.setattr("recovery.views.overview._read", lambda *_: pytest.fail("a half message was read"))
+    assert DueWatch(path).look(now_ms, None).gauges["parked"] == 5
+    assert tasks.check_back(path, now_ms=now_ms)["parked"] == 5
+    assert line_of("shop", path)["counts"]["parked"] == 5

@@ -15,7 +15,7 @@ _ORDER = ("check_back", "verify_store", "recover_after_crash", "rebuild_state_ta
 def standing(store: str, path: str, now_ms: int) -> str:
     """One store in a line: in doubt, committed, rolled back, parked."""
     try:
-        seen = overview(path, now_ms, limit=1000)
+        seen = overview(path, now_ms, limit=1000, parked_limit=0)
     except (BrokerError, OSError) as error:
         return f"{store}: {error}"
     return f"{store}: {counts(seen)}"
