@@ -102,7 +102,7 @@ class BackgroundTasks:
                     self._threads.pop()
                     if "interpreter shutdown" in str(error):  # what atexit calls starts none in Python 3.12
                         return  # a send flushes by itself, and `close` does the rest
-                    self.is_running = False  # the next append starts those that are missing
+                    self.runs_in = 0  # the next append starts those that are missing
                     raise
 
     def _loop(self, work: Callable[[], None], every_s: float) -> None:
