@@ -4,6 +4,7 @@
 |---|---|---|
 | 3.1 | approvals, a link to the page | an approval is a red task that names the command to run; `checkback page` |
 | 3.2 | deadlines that call a function | no alert for a run that takes too long |
+| 3.3 | several deadlines | a question that waits is alerted at the one deadline, and not again |
 | 3.3 | retry policies | three retries whatever the error |
 | 3.3 | state of assets and of tasks | a triggerer that starts again reports all again; each failure alerts |
 """
@@ -39,6 +40,7 @@ def version() -> tuple[int, int]:
 
 HAS_APPROVALS = version() >= (3, 1)
 HAS_DEADLINES = version() >= (3, 2)
+HAS_SEVERAL_DEADLINES = version() >= (3, 3)
 HAS_RETRY_POLICIES = version() >= (3, 3)
 
 
@@ -98,7 +100,7 @@ def deadline(calls: Sequence[tuple[timedelta, dict[str, Any]]], callback: str) -
 
     queued = DeadlineReference.DAGRUN_QUEUED_AT
     alerts = [DeadlineAlert(queued, within, SyncCallback(callback, arguments)) for within, arguments in calls]
-    return {"deadline": alerts if HAS_RETRY_POLICIES else alerts[0]}
+    return {"deadline": alerts if HAS_SEVERAL_DEADLINES else alerts[0]}
 
 
 def check_version() -> None:

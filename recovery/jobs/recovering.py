@@ -127,8 +127,7 @@ def recover(
 
     with alone(path, "recover"):
         made = crash.plan(crash.survey(path))
-        is_needed = made.is_needed or crashed(path, foreign=True) is not None
-        if expected and is_needed and _id(made) != expected:
+        if expected and not _is_as_shown(made, expected):
             raise PlanChanged(path)
         report = crash.apply(made, broker_is_stopped=broker_is_stopped).as_json()
         if crashed(path):  # only processes died: the next one that opens it finishes what they left
@@ -140,15 +139,24 @@ def recover(
 
 
 def _id(plan: RecoveryPlan) -> str:
-    """What stands for a plan: its case, its steps, and where the log ended, which not each case has in its steps.
+    """What stands for a plan: its case and its steps, and where the log ended, which not each case has in its steps."""
+    return f"{plan_id([plan.case.label, *plan.lines])}-{_log_end(plan)}"
 
-    Of a log that another program wrote, and whose end was not read, it is when its files were last written to.
-    """
+
+def _log_end(plan: RecoveryPlan) -> int:
+    """Of a log that another program wrote, and whose end was not read, it is when its files were last written to."""
     paths, disk = Paths(plan.survey.path), Disk()
-    end = str(plan.survey.tail.end)
     if plan.survey.layout is None and disk.entry(paths.commitlog) is not None:
-        end = str(max((one.changed_ns for one in disk.entries(paths.commitlog)), default=0))
-    return plan_id([plan.case.label, *plan.lines, end])
+        return max((one.changed_ns for one in disk.entries(paths.commitlog)), default=0)
+    return plan.survey.tail.end
+
+
+def _is_as_shown(plan: RecoveryPlan, expected: str) -> bool:
+    """Whether a plan is the one that was shown, or what a recovery leaves to do that was killed."""
+    if plan.is_needed:
+        return _id(plan) == expected
+    is_over = crashed(plan.survey.path, foreign=True) is None
+    return is_over or expected.rpartition("-")[2] == str(_log_end(plan))
 
 
 def _approval_text(path: str, plan: RecoveryPlan, *, must_ask: bool) -> str:

@@ -17,7 +17,7 @@ from airflow.sdk import DAG
 from fastapi.testclient import TestClient
 
 from recovery.airflow.triggers import CrashTrigger
-from recovery.airflow.versions import HAS_RETRY_POLICIES, AirflowSkipException
+from recovery.airflow.versions import HAS_SEVERAL_DEADLINES, AirflowSkipException
 from recovery.airflow.workflows.store_dags import StoreDags
 from recovery.jobs.recovering import keep_rejection
 from tests.airflow.dag_runs import context, run
@@ -77,7 +77,7 @@ def test_a_rejection_begins_the_time_to_the_next_report(tmp_path: Path) -> None:
     assert is_reported()
 
 
-@pytest.mark.skipif(not HAS_RETRY_POLICIES, reason="one deadline of a DAG before Airflow 3.3")
+@pytest.mark.skipif(not HAS_SEVERAL_DEADLINES, reason="one deadline of a DAG before Airflow 3.3")
 def test_a_question_that_waits_is_alerted_again() -> None:
     """It was alerted once, and at the run's deadline: the question of a Friday evening was forgotten."""
 

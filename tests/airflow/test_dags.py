@@ -242,6 +242,7 @@ def test_no_other_dag_recovers_what_a_person_approves(
     path = killed_shop(tmp_path / "shop", orders=1)
     operator: Any = dag(name, path=path, ask=True).get_task(task)
     operator.parked, operator.answer = {"commitlog_offset": 0}, {"chosen_options": ["Commit"]}
+    operator.question = "go on"
     with pytest.raises(error, match="its recovery needs an approval: nothing was done"):
         operator.execute(context())
     assert tasks.crashed(str(path))

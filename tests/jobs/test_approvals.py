@@ -43,9 +43,7 @@ def test_an_approval_says_how_old_its_transactions_are_by_the_clock(
     assert "the oldest for 5 d" in tasks.compare_table(str(path), now_ms=1)["text"]
 
 
-def test_an_approval_of_a_recovery_is_for_the_log_that_was_shown(
-    tmp_path: Path, golden_copy: Callable[[str], Path]
-) -> None:
+def test_an_approval_of_a_recovery_is_for_the_log_that_was_shown(tmp_path: Path) -> None:
     """An application opened the store meanwhile, wrote and crashed: the plan was the same, and was carried out."""
 
     def goes_on() -> None:
@@ -61,10 +59,26 @@ def test_an_approval_of_a_recovery_is_for_the_log_that_was_shown(
     assert tasks.crashed(path)
     tasks.recover(path, now_ms=1, expected=tasks.plan_recovery(path)["plan_id"])
     assert tasks.recover(path, now_ms=1, expected=plan["plan_id"])["case"], "the second time nothing is left to do"
+
+
+def test_a_recovery_that_was_killed_goes_on_by_its_approval(tmp_path: Path) -> None:
+    """It left less to do, in a log that ends where it ended."""
+    path = killed_shop(tmp_path / "shop", orders=1)
+    for name in ("checkpoint", "checkback/checkpoint", "checkback/control"):
+        (path / name).unlink(missing_ok=True)
+    plan = tasks.plan_recovery(str(path))
+    in_child(lambda: os.kill(broker.open(str(path)) and os.getpid(), signal.SIGKILL))
+    assert tasks.plan_recovery(str(path))["plan_id"] != plan["plan_id"]
+    tasks.recover(str(path), now_ms=1, expected=plan["plan_id"])
+    assert tasks.crashed(str(path)) is None
+
+
+def test_an_approval_of_a_take_over_is_for_the_log_that_was_shown(golden_copy: Callable[[str], Path]) -> None:
+    """Its broker may have been started again, and killed."""
     foreign = golden_copy("rocketmq-3.1.5-killed")
     before = tasks.plan_recovery(str(foreign), take_over=True)["plan_id"]
     os.utime(next((foreign / "commitlog").iterdir()))
-    assert tasks.plan_recovery(str(foreign), take_over=True)["plan_id"] != before, "its broker wrote meanwhile"
+    assert tasks.plan_recovery(str(foreign), take_over=True)["plan_id"] != before
 
 
 def test_nobody_is_asked_about_what_cannot_be_done(golden: Callable[[str], Path]) -> None:

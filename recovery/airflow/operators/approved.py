@@ -43,9 +43,9 @@ def plan_changed(context: Context, error: Exception) -> AirflowFailException:
 
 
 def check_question(asks: str | None) -> None:
-    """Raises AirflowFailException for what no plan says: the task that plans was marked as done, and did not run.
+    """Raises AirflowFailException where there is no plan: the task that plans was marked as done, and did not run.
 
-    None: in a DAG of a user's own, which has no such task.
+    Without a question (None) the operator stands in a DAG of somebody else.
     """
     if asks not in (None, *_QUESTIONS):
         text = "there is no plan: the task that makes it was marked as done, and did not run"

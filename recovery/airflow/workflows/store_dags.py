@@ -71,7 +71,7 @@ class StoreDags(Mapping[str, DAG]):
 
 
 def _check_kinds(name: object, dags: object, only: object) -> None:
-    """Raises BadSettings; a text in the place of a list would be its characters."""
+    """Raises BadSettings; Python takes a text in the place of a list for its characters."""
     if not isinstance(name, str):
         raise BadSettings(f"StoreDags({name!r:.40}): the first argument is the store's name, a text")
     if isinstance(only, str) or not isinstance(only, Collection | None):
