@@ -8,6 +8,9 @@ EXTRAS := sql http spark airflow page rocksdb telemetry fast dev docs
 # Those of the image: no tools for tests.
 IMAGE := sql http spark airflow page rocksdb telemetry fast
 GOLDEN := build/golden
+# What `make another` tests with: a name of a Python, a path of one or a version; and which tests, all if none are named.
+ANOTHER ?= python3.14
+TESTS ?=
 # Whose clusters the suites of producers and consumers run over in `make compat`; also "4.9.7 5.5.0".
 ROCKETMQ ?= 5.3.3
 # Many tests wait for the disk or for another process: three for each processor.
@@ -17,7 +20,7 @@ WORKERS := $(shell $(PYTHON) -c 'import os; print(min(8, 3 * (os.cpu_count() or 
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run judge docs test lint format airflow-matrix compat torture wheel wheels bench oldest lock clean
+.PHONY: help setup run judge docs test lint format airflow-matrix compat torture wheel wheels bench oldest another lock clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -120,6 +123,14 @@ oldest: setup ## Run the tests with the oldest dependencies that pyproject.toml 
 	$(BIN)/uv venv --quiet --clear build/oldest
 	$(BIN)/uv pip sync --quiet --compile-bytecode --python build/oldest build/oldest.txt
 	build/oldest/bin/python -m pytest
+
+another: setup ## Run the tests with another Python, as with ANOTHER=python3.13 TESTS="tests/store tests/app"
+	@mkdir -p build
+	$(BIN)/uv venv --quiet --clear --python $(ANOTHER) build/another
+	$(BIN)/uv pip sync --quiet --compile-bytecode --python build/another requirements.lock
+	$(BIN)/uv pip install --quiet --python build/another --no-deps --no-build-isolation --editable .
+	@build/another/bin/python -m broker.compiled
+	build/another/bin/python -m pytest --numprocesses $(WORKERS) --dist loadgroup $(TESTS)
 
 lock: setup ## Write requirements.lock, constraints.txt and docker/requirements.lock again, with the newest versions
 	@mkdir -p build

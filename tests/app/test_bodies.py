@@ -242,14 +242,14 @@ class Rate(enum.Enum):
 
 @dataclass
 class Nested:
-    below: list[Nested]
+    below: list[Nested | None]
 
 
 ODD: list[tuple[Any, bytes, str]] = [
     (float, b"1" + b"0" * 400, "OverflowError"),
     (Rate, b"1e999", "MessageRejected"),
-    (set[Any], b"[[1]]", "TypeError: unhashable type: 'list'"),
-    (Nested, b'{"below":[' * 300 + b"]}" * 300, "RecursionError"),
+    (set[Any], b"[[1]]", "TypeError: .*unhashable type: 'list'"),
+    (Nested, b'{"below":[' * 400 + b"]}" * 400, "RecursionError"),
 ]
 
 
@@ -261,5 +261,5 @@ def test_whatever_a_type_raises_is_a_body_that_does_not_decode(kind: Any, body: 
 
 
 def test_a_set_of_lists_is_refused_at_the_send() -> None:
-    with pytest.raises(MessageRejected, match=r"its handlers could not read this one: .* unhashable"):
+    with pytest.raises(MessageRejected, match=r"its handlers could not read this one: .*unhashable"):
         TopicBody(set[Any]).encode({(1,)})

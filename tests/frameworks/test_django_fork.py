@@ -27,7 +27,8 @@ def test_a_child_that_exits_closes_nothing_of_its_parent(sqlite_url: URL, tmp_pa
     }  # fmt: skip
     migrate = [sys.executable, "-m", "django", "migrate", "--verbosity", "0"]
     subprocess.run(migrate, cwd=ROOT, env=environment, check=True, timeout=120)
-    words = [sys.executable, "-m", "tests.frameworks.preloaded_shop"]
+    forks = "ignore:This process:DeprecationWarning"  # Python 3.12 and later, of each fork beside threads
+    words = [sys.executable, "-W", forks, "-m", "tests.frameworks.preloaded_shop"]
     done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
     ways = [["exits", 0], ["works", 0], ["is-killed", -9]]

@@ -20,6 +20,7 @@ from tests.frameworks.django_shop.announcements import producer
 from tests.frameworks.django_shop.messages import Messages, announced, check_back, order
 from tests.frameworks.django_shop.models import Order
 
+savepoint_create = getattr(transaction, "savepoint_create", None) or transaction.savepoint  # before Django 6.1
 on_postgresql = skipUnless(connection.vendor == "postgresql", "another database than PostgreSQL")
 
 
@@ -107,10 +108,10 @@ class InAtomic(Messages, TransactionTestCase):
     def test_savepoints_by_hand(self) -> None:
         with transaction.atomic():
             order("phone")
-            savepoint = transaction.savepoint()
+            savepoint = savepoint_create()
             order("gift")
             transaction.savepoint_rollback(savepoint)
-            savepoint = transaction.savepoint()
+            savepoint = savepoint_create()
             order("case")
             transaction.savepoint_commit(savepoint)
         self.check("phone", "case")
@@ -260,7 +261,7 @@ class WhatIsRefused(Messages, TransactionTestCase):
         """Django's idiom: lift the mark, roll back to a known-good state. The next rollback raises nothing."""
         with transaction.atomic():
             order("phone")
-            savepoint = transaction.savepoint()
+            savepoint = savepoint_create()
             with suppress(broker.TransactionError):
                 producer().send(broker.Message("nowhere", b"x"))
             transaction.set_rollback(False)
