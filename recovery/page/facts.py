@@ -61,7 +61,12 @@ def store_of(name: str, path: str) -> dict[str, Any]:
     report = last_report(path)
     with broker.open(path, read_only=True) as store:
         dead = groups(store)
-    facts = {"consumers": _consumers(path), "dead_letters": dead, "crashed": bool(crashed(path)), "copy": _copy(path)}
+    facts = {
+        "consumers": _consumers(path)[:LISTED],
+        "dead_letters": dead,
+        "crashed": bool(crashed(path)),
+        "copy": _copy(path),
+    }
     facts["clients"] = _clients(path)
     return {
         "name": name,
@@ -107,7 +112,7 @@ def _consumers(path: str) -> list[dict[str, Any]]:
     """Each group and topic: its queues, and how many messages it has yet to acknowledge; the longest lag first."""
     with broker.open(path, read_only=True) as store:
         found = list(_by_topic(one for one in positions(store) if one.topic not in _OF_BROKERS))
-    return sorted(found, key=lambda one: -one["lag"])[:LISTED]
+    return sorted(found, key=lambda one: -one["lag"])
 
 
 def _clients(path: str) -> list[dict[str, Any]]:

@@ -55,6 +55,18 @@ def test_all_lists_agree_also_after_retention_removed_files_of_the_state_table(t
     assert [half.commitlog_offset for half in Pending(path, now_ms, parked=True)] == all_of_them
 
 
+def test_the_lag_of_a_store_is_that_of_all_its_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It left out those that the page does not list."""
+    monkeypatch.setattr("recovery.page.facts.LISTED", 1)
+    path = str(tmp_path / "store")
+    with broker.open(path, layout=TINY, sync="os") as store:
+        store.append(broker.Message("orders", b"1"))
+        for group in ("billing", "mails"):
+            store.consumer(group, "orders").close()
+    assert line_of("shop", path)["lag"] == 2
+    assert len(store_of("shop", path)["consumers"]) == 1
+
+
 def test_who_needs_numbers_reads_no_parked_half_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All were read and listed: a million for each look of a watcher, and in each answer to the page."""
     path = str(tmp_path / "store")
