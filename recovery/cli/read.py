@@ -82,7 +82,7 @@ def pending(
     if as_json:
         print_json_list(half.as_json(with_state=parked) for half in rest)
     else:
-        show(screen.pending_halves(list(rest), parked))
+        show(screen.pending_halves(rest, parked))
     damages = [damage for damage in found.damages if damage.kind != "torn-tail"]
     if damages:
         one = min(damages, key=lambda damage: damage.commitlog_offset)

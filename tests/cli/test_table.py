@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from recovery.cli.terminal.table import Styled, Table, cell_width
@@ -47,3 +49,28 @@ def test_colours_are_for_terminals() -> None:
     table = Table("topic")
     table.add("\x1b[31mred")
     assert "\x1b" not in "".join(shown(table))
+
+
+def test_a_long_table_is_read_while_it_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`pending` of a million in doubt took 1.2 GB, and printed nothing for minutes."""
+    monkeypatch.setattr("recovery.cli.terminal.table._MEASURED", 2)
+    read: list[int] = []
+
+    def rows() -> Iterator[tuple[object, ...]]:
+        for number in (1, 22, 333, 4):
+            read.append(number)
+            yield number, "x"
+
+    table = Table("n", "k", right=("n",))
+    table.take(rows())
+    lines = table.lines(None, colours=False)
+    assert [next(lines) for _ in range(4)] == [" n  k", "─────", " 1  x", "22  x"]
+    assert read == [1, 22]
+    assert list(lines) == ["333  x", "  4  x"]
+
+
+def test_a_long_table_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recovery.cli.terminal.table._MEASURED", 1)
+    table = Table("name")
+    table.take([("abcd",), ("abcdefgh",)])
+    assert list(table.lines(80, colours=False))[2:] == ["abcd", "abcd", "efgh"]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from recovery.humanize import printable
 
@@ -13,6 +14,7 @@ _SGR = {
 }  # fmt: skip
 _GAP = "  "
 _NARROWEST = 4
+_MEASURED = 10_000  # rows of a long table
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,15 @@ class Table:
         self._columns = columns
         self._is_right = [name in right for name in columns]
         self._rows: list[tuple[list[str], str]] = []
+        self._more: Iterator[Sequence[object]] = iter(())
+
+    def take(self, rows: Iterable[Sequence[object]]) -> None:
+        """More rows behind those that were added, which may be longer than memory: read while they are printed.
+
+        The first ten thousand say how wide the columns are. Where a cell further on is wider, so is its column from
+        there on.
+        """
+        self._more = iter(rows)
 
     def add(self, *cells: object, style: str = "") -> None:
         """Add a row, one cell for each column."""
@@ -42,11 +53,18 @@ class Table:
 
     def lines(self, width: int | None, *, colours: bool) -> Iterator[str]:
         """Header, rule and rows. With a width, in terminal cells, long cells are folded to fit; None never folds."""
+        for cells in islice(self._more, _MEASURED):
+            self.add(*cells)
         widths = self._widths(width)
         yield from self._row(list(self._columns), widths, "bold", colours=colours)
         yield "─" * (sum(widths) + len(_GAP) * (len(widths) - 1))
-        for cells, style in self._rows:
-            yield from self._row(cells, widths, style, colours=colours)
+        for known, style in self._rows:
+            yield from self._row(known, widths, style, colours=colours)
+        for cells in self._more:
+            texts = [printable(str(cell)) for cell in cells]
+            if width is None:  # nothing is folded
+                widths = [max(had, cell_width(text)) for had, text in zip(widths, texts, strict=True)]
+            yield from self._row(texts, widths, "", colours=colours)
 
     def _widths(self, width: int | None) -> list[int]:
         """Of each column; the widest gives way until all of them fit."""

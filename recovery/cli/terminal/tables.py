@@ -7,7 +7,8 @@ columns and short cells. Everything that comes from a store goes through `printa
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from broker.format.topics import HALF_TOPIC
@@ -136,19 +137,23 @@ def traced(found: dict[str, Any]) -> Iterator[Shown]:
     yield table
 
 
-def pending_halves(halves: list[PendingHalf], states: bool) -> Iterator[Shown]:
-    """The transactions in doubt, the oldest place first."""
-    if not halves:
+def pending_halves(found: Iterable[PendingHalf], states: bool) -> Iterator[Shown]:
+    """The transactions in doubt, the oldest place first; they are read while they are printed."""
+    halves = iter(found)
+    if (first := next(halves, None)) is None:
         yield Styled("No transaction is in doubt.", "bold green")
         return
-    place = "half queue" if halves[0].queue_offset is not None else "slot"
+    place = "half queue" if first.queue_offset is not None else "slot"
     columns = ["offset", place, "age", "checks", "group", "topic", "keys"]
     table = Table(*columns, *(["state"] if states else []), right=("offset", place, "age", "checks"))
-    for half in halves:
+    numbers: Counter[str] = Counter()
+
+    def row(half: PendingHalf) -> Sequence[object]:
+        numbers[half.state] += 1
         number = half.slot if half.queue_offset is None else half.queue_offset
         state = [half.state.replace("_", " ")] if states else []
         keys = " ".join(half.keys) or half.unique_key or ""
-        table.add(
+        return (
             half.commitlog_offset,
             "none" if number is None else number,
             span(half.age_s),
@@ -158,9 +163,10 @@ def pending_halves(halves: list[PendingHalf], states: bool) -> Iterator[Shown]:
             keys if len(keys) <= _KEY_WIDTH else f"{keys[: _KEY_WIDTH - 3]}...",
             *state,
         )
+
+    table.take(map(row, chain((first,), halves)))
     yield table
     yield ""
-    numbers = Counter(half.state for half in halves)
     parts = [f"{count(numbers['in_doubt'], 'transaction')} in doubt"]
     yield title(", ".join([*parts, *([f"{numbers['parked']:,} parked"] if states else [])]))
 
