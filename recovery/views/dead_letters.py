@@ -86,7 +86,7 @@ class _Retries:
     """The messages of a group's retry topic behind its first dead letter: what was sent again is among them.
 
     Each dead letter is looked for in the index, in all its files. Where these messages are no more than twice as many
-    as the dead letters, they are read once instead: of a million letters the first way does not end.
+    as the dead letters, they are read once instead: of a million dead letters the first way does not end.
     """
 
     def __init__(self, store: Store, group: str, behind: int, letters: int) -> None:
@@ -109,7 +109,7 @@ class _Retries:
         return newest
 
     def _places(self, queue_id: int, behind: int) -> range:
-        """The queue offsets of the messages that lie behind a CommitLog offset."""
+        """The queue offsets of the messages that follow a CommitLog offset."""
         first, end = self._store.queue_range(self._topic, queue_id)
         queue = self._store.consumequeues.queue(self._topic, queue_id)
 

@@ -84,7 +84,7 @@ def _cause(error: SQLAlchemyError) -> tuple[Any, str]:
 
 
 def _fields(cause: Any) -> dict[str, str]:
-    """The fields of PostgreSQL's answer by their letters, as pg8000 has them: C is the SQLSTATE, M the message."""
+    """The fields of PostgreSQL's answer by their codes, as pg8000 has them: C is the SQLSTATE, M the message."""
     arguments = getattr(cause, "args", None)
     return arguments[0] if arguments and isinstance(arguments[0], dict) else {}
 
