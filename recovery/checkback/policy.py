@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import islice
 from typing import Any, NamedTuple
 
 from broker.errors import BrokerError
@@ -346,3 +347,46 @@ def _checked(rule: Rule, topic: str) -> Rule:
 def as_json(rule: Rule) -> dict[str, Any]:
     """The rule by the names of its fields, durations in milliseconds, ready for JSON."""
     return {one.name: getattr(rule, one.name) for one in fields(rule)}
+
+
+class Turn(NamedTuple):
+    """A transaction that is due. `half` is its half message, or None: then it is read when its turn comes, since a
+    million may be due at once, where nobody answered for an hour.
+    """
+
+    commitlog_offset: int
+    """Byte position of its half message."""
+    topic: str
+    """Where its consumers will see it."""
+    checks: int
+    """How often somebody was asked and answered."""
+    due_ms: int
+    """Since when it is due, in milliseconds since 1970."""
+    at_limit: bool
+    """Whether it is at the limit of its policy."""
+    half: Any
+    """Its half message, where that was read."""
+
+
+def fairly(due: Iterable[Turn], per_topic: int | None) -> Iterator[Turn]:
+    """The topics by turns, each with its longest due first, and no more than `per_topic` of each."""
+    topics: dict[str, list[Turn]] = {}
+    for one in due:
+        topics.setdefault(one.topic, []).append(one)
+    turns = [iter(sorted(ones, key=_by_due)[:per_topic]) for _, ones in sorted(topics.items())]
+    while turns:
+        left = []
+        for turn in turns:
+            for one in islice(turn, 1):
+                yield one
+                left.append(turn)
+        turns = left
+
+
+def _by_due(one: Turn) -> tuple[int, int]:
+    return one.due_ms, one.commitlog_offset
+
+
+def spread(offsets: Sequence[int], most: int) -> Sequence[int]:
+    """At most so many, from all over the log: a flood in one place does not hide what follows it."""
+    return offsets if len(offsets) <= most else offsets[:: -(-len(offsets) // most)]

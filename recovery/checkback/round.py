@@ -29,9 +29,8 @@ from broker.transaction.events import BY, WHY
 from broker.transaction.service import Half
 from recovery.checkback.catalog import Attempt, Catalog
 from recovery.checkback.leader import myself
-from recovery.checkback.policy import AtLimit, Policy, Standing, Verdict, decide, next_check
+from recovery.checkback.policy import AtLimit, Policy, Standing, Turn, Verdict, decide, fairly, next_check, spread
 from recovery.checkback.protocol import Answer, Outcome, Question, Resolver, answers_to
-from recovery.checkback.turns import Turn, fairly, spread
 from recovery.humanize import count, moment
 
 LIMIT = 10_000

@@ -89,12 +89,12 @@ class _Retries:
     as the dead letters, they are read once instead: of a million dead letters the first way does not end.
     """
 
-    def __init__(self, store: Store, group: str, behind: int, letters: int) -> None:
-        """`behind` is the CommitLog offset of the first dead letter, `letters` how many there are about."""
+    def __init__(self, store: Store, group: str, behind: int, number: int) -> None:
+        """`behind` is the CommitLog offset of the first dead letter, `number` how many there are about."""
         self._store, self._topic = store, retry_topic(group)
         places = {queue_id: self._places(queue_id, behind) for queue_id in store.queues(self._topic)}
         self._newest: dict[str, int] | None = None  # by unique key the CommitLog offset of the last; None: not read
-        if sum(map(len, places.values())) <= max(_READ_ANYHOW, 2 * letters):
+        if sum(map(len, places.values())) <= max(_READ_ANYHOW, 2 * number):
             with contextlib.suppress(CorruptStore):  # the index may go around the one that is damaged
                 self._newest = self._read(places)
 
@@ -109,7 +109,7 @@ class _Retries:
         return newest
 
     def _places(self, queue_id: int, behind: int) -> range:
-        """The queue offsets of the messages that follow a CommitLog offset."""
+        """The queue offsets of the messages behind a CommitLog offset."""
         first, end = self._store.queue_range(self._topic, queue_id)
         queue = self._store.consumequeues.queue(self._topic, queue_id)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +16,7 @@ from broker.store.disk.paths import Paths
 from broker.transaction.events import BY, WHY, TransactionState
 from broker.transaction.service import Half
 from recovery.checkback.catalog import Catalog, attempts_of
-from recovery.checkback.manual import chosen, find
+from recovery.checkback.manual import find
 from recovery.checkback.policy import AtLimit, Policy, Rule
 from recovery.checkback.protocol import Answer, Outcome, Question
 from recovery.checkback.round import CheckBack, RoundReport
@@ -117,39 +116,6 @@ def test_the_next_check_comes_after_a_growing_interval(room: Room) -> None:
     room.prepare()
     asked = [bool(room.round(second * 1000).asked) for second in (6, 35, 36, 95, 96)]
     assert asked == [True, False, True, False, True]
-
-
-def test_of_many_that_are_due_again_a_round_reads_those_that_it_checks(
-    room: Room, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where nobody answers for an hour all are due at once: each round read a million, and kept them all."""
-    halves = room.prepare(count=6)
-    room.told.default = Outcome.DOWN
-    assert room.round(6_000).down == 6
-    read: list[int] = []
-    half_at = type(room.store.transactions).half
-
-    def half(service: Any, commitlog_offset: int) -> Half:
-        read.append(commitlog_offset)
-        return half_at(service, commitlog_offset)
-
-    monkeypatch.setattr(type(room.store.transactions), "half", half)
-    report = room.round(MINUTE, limit=2)
-    assert (report.due, report.asked, report.left) == (6, 2, 4)
-    assert read == [half.commitlog_offset for half in halves[:2]]
-
-
-def test_who_is_named_is_found_without_a_look_at_the_others(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To decide about one of a million all were read, and kept: a gigabyte."""
-    first, second, third = room.prepare(count=3)
-    room.store.transactions.park(third, "nobody knows")
-    service = type(room.store.transactions)
-    monkeypatch.setattr(service, "in_doubt", lambda *_, **__: pytest.fail("all were read"))
-    assert find(room.store, [second.message_id, str(first.commitlog_offset)]) == [second, first]
-    assert chosen(room.store) == [third]
-    monkeypatch.undo()
-    assert first.unique_key is not None
-    assert find(room.store, [first.unique_key, str(first.commitlog_offset)]) == [first]
 
 
 def test_an_attempt_writes_no_byte_of_the_commitlog(room: Room) -> None:
