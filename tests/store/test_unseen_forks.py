@@ -7,6 +7,7 @@ import ctypes
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,16 +27,30 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="C'
 
 def forked(work: Callable[[], object]) -> None:
     """Run the work in a child that no handler of os.register_at_fork prepared. Raises AssertionError when it raises."""
-    child = ctypes.PyDLL(None).fork()
-    if child == 0:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(20)  # what waits for a lock of its parent ends
-        failed = 1
-        with contextlib.suppress(BaseException):
-            work()
-            failed = 0
-        os._exit(failed)
-    assert os.waitpid(child, 0)[1] == 0
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(3600)  # else the child may wait for a thread that asked for the lock of Python
+    try:
+        time.sleep(0.02)  # until none asks by the old interval
+        child = ctypes.PyDLL(None).fork()
+        if child == 0:
+            failed = 1
+            with contextlib.suppress(BaseException):
+                work()
+                failed = 0
+            os._exit(failed)
+    finally:
+        sys.setswitchinterval(interval_s)
+    assert _ended(child) == 0
+
+
+def _ended(child: int) -> int:
+    """The status of a child; one that waits for a lock of its parent is killed."""
+    deadline_s = time.monotonic() + 30
+    while not (found := os.waitpid(child, os.WNOHANG))[0]:
+        if time.monotonic() > deadline_s:
+            os.kill(child, signal.SIGKILL)
+        time.sleep(0.005)
+    return found[1]
 
 
 def refused() -> contextlib.AbstractContextManager[object]:
