@@ -26,6 +26,7 @@ that the disk cannot read counts as zeros. `OUT/checkback/salvage.json` holds th
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -126,14 +127,15 @@ def salvage(
     _check_out(files.path, out_path)
     unfinished = f"{out_path}{_UNFINISHED}"
     try:
-        os.mkdir(unfinished, 0o700 | os.stat(files.path).st_mode & 0o777)  # for who may look into the store, as a copy
+        with contextlib.suppress(FileExistsError):  # an empty one that somebody made will do
+            os.mkdir(unfinished, 0o700 | os.stat(files.path).st_mode & 0o777)  # for who may look into the store
+        os.mkdir(os.path.join(unfinished, "commitlog"))
     except FileExistsError:
         text = f"{unfinished} is left of a killed salvage, or one is running. Remove it, or give another directory"
         raise StoreError(text, path=unfinished) from None
     except OSError as error:
         raise not_written(error, unfinished) from error
     try:
-        os.mkdir(os.path.join(unfinished, "commitlog"))
         report = _Salvage(files, contents, out_path, unfinished, segment_size, progress).run()
         _sync_directories(unfinished)
         os.rename(unfinished, out_path)
