@@ -37,13 +37,13 @@ static int store_with_lock(Append *self, Stored *all, int count, long long decid
 }
 
 /* An Appended, None, or NULL with an error. */
-static PyObject *append_all(Append *self, Stored *all, int count, long long decided_slot, long long half_offset)
+static PyObject *append_loaded(Append *self, Stored *one)
 {
     long long place[2];
-    int done = store_with_lock(self, all, count, decided_slot, half_offset, place);
+    int done = store_with_lock(self, one, 1, -1, 0, place);
     if (done != 1)
         return done < 0 ? NULL : Py_NewRef(Py_None);
-    PyObject *fields = Py_BuildValue("(LLLL)", place[0], all->queue_offset, all->size, place[1]);
+    PyObject *fields = Py_BuildValue("(LLLL)", place[0], one->queue_offset, one->size, place[1]);
     PyObject *made = fields ? PyObject_CallFunctionObjArgs(self->tuple_new, self->result, fields, NULL) : NULL;
     Py_XDECREF(fields);
     return made;
@@ -64,7 +64,7 @@ static PyObject *Append_append(PyObject *object, PyObject *record)
     Stored one;
     memset(&one, 0, sizeof one);
     int loaded = load(record, &one);
-    PyObject *done = loaded < 0 ? NULL : loaded ? append_all(self, &one, 1, -1, 0) : Py_NewRef(Py_None);
+    PyObject *done = loaded < 0 ? NULL : loaded ? append_loaded(self, &one) : Py_NewRef(Py_None);
     if (done && remember(self, record, &one, done) < 0)
         Py_CLEAR(done);
     unload(&one);
