@@ -100,7 +100,7 @@ static PyObject *Append_new(PyTypeObject *type, PyObject *args, PyObject *named)
 
 static PyMethodDef Append_methods[] = {
     {"append", Append_append, METH_O, "Append one record: an Appended, or None when nothing was stored."},
-    {"half", (PyCFunction)(void (*)(void))Append_half, METH_FASTCALL, "Store a half message: a Half, or None."},
+    {"prepare", (PyCFunction)(void (*)(void))Append_prepare, METH_FASTCALL, "Store a half message: a Half, or None."},
     {"end_kept", (PyCFunction)(void (*)(void))Append_end_kept, METH_FASTCALL, "End one of those: an Ended, or None."},
     {"end", (PyCFunction)(void (*)(void))Append_end, METH_FASTCALL, "End any half message: the same."},
     {NULL, NULL, 0, NULL},
@@ -174,7 +174,7 @@ static int intern_names(void)
         {&n_release, "release"}, {&n_delay_queue, "delay_queue"}, {&n_body, "body"}, {&n_tag, "tag"}, {&n_keys, "keys"},
         {&n_properties, "properties"}, {&n_TAGS, "TAGS"}, {&n_KEYS, "KEYS"}, {&n_UNIQ_KEY, "UNIQ_KEY"},
         {&n_TRAN_MSG, "TRAN_MSG"}, {&n_PGROUP, "PGROUP"}, {&n_true, "true"}, {&n_blank, " "},
-        {&n_address, "address"}, {&n_port, "port"},
+        {&n_address, "address"}, {&n_port, "port"}, {&n_copy, "copy"},
         {&n_TRANSACTION_ID, "__transactionId__"}, {&n_REAL_TOPIC, "REAL_TOPIC"}, {&n_REAL_QID, "REAL_QID"},
         {&n_commitlog_offset, "commitlog_offset"}, {&n_producer_group, "producer_group"},
         {&n_unique_key, "unique_key"}, {&n_born_timestamp_ms, "born_timestamp_ms"},

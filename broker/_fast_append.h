@@ -338,4 +338,24 @@ static int store(
     return 1;
 }
 
+/* With the lock taken and given back: 1, 0 when nothing was stored, or -1. `place` gets the CommitLog offset of the
+ * first record and the store time. */
+static int store_with_lock(Append *self, Stored *all, int count, long long decided_slot, long long half_offset,
+                           long long place[2])
+{
+    Held held;
+    memset(&held, 0, sizeof held);
+    int done = take(self, &held);
+    if (done == 1) {
+        done = store(self, &held, all, count, decided_slot, half_offset, &place[1]);
+        if (done == 1)
+            for (place[0] = (long long)held.words[W_TAIL]; count > 0; count--)
+                place[0] -= all[count - 1].size;
+    }
+    if (give_back(self, &held) < 0)
+        done = -1;
+    release(&held);
+    return done;
+}
+
 #endif

@@ -22,6 +22,7 @@ SOURCES = (
     "broker/_fast_ends.h",
     "broker/_fast_files.h",
     "broker/_fast_flusher.h",
+    "broker/_fast_half.h",
     "broker/_fast_index_items.h",
     "broker/_fast_message.h",
     "broker/_fast_numbers.h",

@@ -260,7 +260,7 @@ class StoreWriter:
 
         Raises MessageRejected, StoreFull, SyncFailed.
         """
-        if self.upkeep.runs_in != os.getpid():
+        if not self.upkeep.runs[0]:
             self.upkeep.start()
         appended = self.appender.append(drafts)
         if wait and self.sync != "os":
@@ -270,7 +270,7 @@ class StoreWriter:
 
     def append_one(self, draft: PendingRecord, *, wait: bool = True) -> Appended:
         """The same for one record; without `wait` the caller will `settle` it."""
-        if self.upkeep.runs_in != os.getpid():
+        if not self.upkeep.runs[0]:
             self.upkeep.start()
         appended = self.appender.append_one(draft)
         if wait and self.sync != "os":
@@ -281,7 +281,7 @@ class StoreWriter:
 
     def append_at_once(self, draft: PendingRecord) -> Appended | None:
         """The same without waiting: None, and nothing stored, where a lock is taken or a file is to be made."""
-        if self.upkeep.runs_in != os.getpid():
+        if not self.upkeep.runs[0]:
             self.upkeep.start()
         return self.appender.compiled_append(draft)
 

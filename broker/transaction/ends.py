@@ -1,4 +1,4 @@
-"""What the caller of a prepare, commit or rollback gets, and end records.
+"""What the caller of a commit or rollback gets, and end records.
 
 A commit repeats its half message, a rollback leaves the body out, both may say who decided and why.
 
@@ -17,10 +17,8 @@ from broker.format import properties as names
 from broker.format.commitlog import decode
 from broker.format.record.recordcrc import record_crc_reserve
 from broker.format.sysflag import TransactionType
-from broker.message import Message, check_texts
 from broker.store.engines.state_table import STATE_TABLE
-from broker.store.write.compose import Composed, Origin, Statement, statement_of
-from broker.store.write.pending_record import Appended, PendingRecord, draft_of, with_texts
+from broker.store.write.pending_record import PendingRecord, draft_of, with_texts
 from broker.transaction.events import BY, MOVED_FROM, WHY, TransactionState
 from broker.transaction.service import Ended, Half, HalfReference, Reference
 
@@ -67,35 +65,6 @@ def moved(raw: bytes, why: str, by: str) -> tuple[PendingRecord, PendingRecord]:
     return again, end
 
 
-def new_half(
-    composed: Composed, message: Message, queue_id: int, group: str, placed: Appended, origin: Origin | None
-) -> Half:
-    """What the caller of a prepare gets."""
-    _, properties, born_ms = composed
-    half = object.__new__(Half)  # as Half(...) does, in a third of the time: a frozen dataclass sets field by field
-    half.__dict__.update(
-        commitlog_offset=placed.commitlog_offset,
-        slot=placed.queue_offset,
-        producer_group=group,
-        topic=message.topic,
-        queue_id=queue_id,
-        unique_key=properties[names.UNIQ_KEY],
-        keys=tuple(message.keys),
-        born_timestamp_ms=born_ms,
-        store_timestamp_ms=placed.store_timestamp_ms,
-        size=placed.size,
-        properties=properties,
-    )
-    return from_origin(half, origin)
-
-
-def from_origin(half: Half, origin: Origin | None) -> Half:
-    """The same half message, with the address that its message id names."""
-    if origin is not None:
-        half.__dict__["store_host"] = origin.store_host
-    return half
-
-
 def new_ended(kind: TransactionType, commitlog_offset: int, queue_offset: int | None) -> Ended:
     """What the caller of a commit or rollback gets; `queue_offset` is None for a message that is not yet delivered."""
     ended = object.__new__(Ended)  # as Ended(...) does, in a third of the time
@@ -132,17 +101,6 @@ def wrong_half(half: Reference, reason: str) -> TransactionError:
     """The error for a reference to a half message at whose place another one is."""
     text = f"the half message at CommitLog offset {half.commitlog_offset} is another one: {reason}"
     return TransactionError(text, message_id=id_of(half))
-
-
-def half_statement(
-    message: Message, group: object, queue_id: int, extra: Mapping[str, str] | None, origin: Origin | None
-) -> Statement:
-    """What the record of a half message will say. Raises MessageRejected, also for a group that is not text."""
-    if not isinstance(group, str) or not group:
-        raise MessageRejected("a half message needs a producer group, as text: it says whom to ask how it ended")
-    if not group.isascii():
-        check_texts("producer group", group)
-    return statement_of(message, queue_id=queue_id, extra=extra, group=group, is_local=origin is None)
 
 
 def check_reference(half: object) -> None:

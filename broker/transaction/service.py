@@ -273,10 +273,10 @@ class TransactionalMessageService(HalfMessageService):
         extra_properties: Mapping[str, str],  # noqa: ARG002
         origin: Origin,  # noqa: ARG002
     ) -> Half | None:
-        """`prepare` for an event loop, without `wait`: None, and nothing stored, where it would wait for a lock or
-        count what is in doubt.
+        """`prepare` for an event loop, without `wait`: None, and nothing stored, where it would wait for a lock, count
+        what is in doubt, or refuse the message.
 
-        Raises what `prepare` raises.
+        Raises NotPermitted while half messages are refused.
         """
         return None
 

@@ -8,7 +8,6 @@ RocketMQ: EndTransactionProcessor, TransactionStateService (3.1.4).
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
@@ -22,7 +21,7 @@ from broker.format.sysflag import TransactionType
 from broker.format.topics import SCHEDULE_TOPIC
 from broker.message import Message, ReceivedMessage
 from broker.store.shared.control import Word
-from broker.store.write.compose import KEPT_FLAGS, Origin, Statement, check_arguments, compose_half
+from broker.store.write.compose import Origin
 from broker.store.write.dispatch import slots_in_state
 from broker.store.write.pending_record import PendingRecord, check_size
 from broker.store.write.uniquekey import new_unique_key
@@ -33,16 +32,14 @@ from broker.transaction.ends import (
     check_bounds,
     check_reference,
     ended_before,
-    from_origin,
     group_item,
-    half_statement,
     held_state,
     new_ended,
-    new_half,
     wrong_half,
 )
 from broker.transaction.events import TransactionState
 from broker.transaction.parking import ParkTopic, park_draft
+from broker.transaction.preparing import HalfWriter
 from broker.transaction.rounds import Rounds
 from broker.transaction.service import (
     CheckListener,
@@ -54,7 +51,8 @@ from broker.transaction.service import (
     TransactionalMessageService,
 )
 
-_PREPARED, _COMMIT, _GROUP_MAX = int(TransactionType.PREPARED), TransactionType.COMMIT, 255  # a longer one is not kept
+_COMMIT, _ROLLBACK = TransactionType.COMMIT, TransactionType.ROLLBACK
+_PREPARED, _GROUP_MAX = int(TransactionType.PREPARED), 255  # a longer one is not kept
 _TAIL, _DISPATCHED, _SLOTS, _GENERATION = map(int, (Word.TAIL, Word.DISPATCHED, Word.SLOTS, Word.GENERATION))
 _unpack_slot = Slot.STRUCT.unpack_from
 
@@ -70,6 +68,7 @@ class StateTableService(TransactionalMessageService):
         self._waiting = Waiting(self._writer.settle)
         self._park_topic = ParkTopic(self._store)
         self._rounds = Rounds()
+        self._halves = HalfWriter(self._writer, self._admission)
         self._writes_op = self._engine.op_model is not None  # only an op message says when it was born
         self._sync_each, self._sync_os = self._writer.sync == "each", self._writer.sync == "os"
 
@@ -93,7 +92,8 @@ class StateTableService(TransactionalMessageService):
         origin: Origin | None = None,
     ) -> Half:
         """See TransactionalMessageService. In mode `each` it is always waited for."""
-        half = self._stored(message, producer_group, queue_id, extra_properties, origin)
+        self._admission.check_transactions()
+        half = self._halves.store(message, producer_group, queue_id, extra_properties, origin)
         if not self._sync_os:
             if wait or (origin is None and not self._writer.syncer.expects_begin()):  # else `begin_flush` will, or
                 self._writer.syncer.start_write(half.commitlog_offset, half.end)  # a server's one flush for many
@@ -110,7 +110,8 @@ class StateTableService(TransactionalMessageService):
         extra_properties: Mapping[str, str] | None = None,
     ) -> Future[Half]:
         """See TransactionalMessageService."""
-        half = self._stored(message, producer_group, queue_id, extra_properties)
+        self._admission.check_transactions()
+        half = self._halves.store(message, producer_group, queue_id, extra_properties, None)
         return self._waiting.future(half.end, half)
 
     def begin_flush(self, half: Half) -> bool:
@@ -121,49 +122,6 @@ class StateTableService(TransactionalMessageService):
         """See TransactionalMessageService."""
         self._writer.settle(half.end)
 
-    def _stored(
-        self,
-        message: Message,
-        group: str,
-        queue_id: int,
-        extra: Mapping[str, str] | None,
-        origin: Origin | None = None,
-    ) -> Half:
-        """A half message in the log; nobody has waited for the disk."""
-        self._admission.check_transactions()
-        statement = half_statement(message, group, queue_id, extra, origin)
-        try:
-            half = self._compiled(message, group, queue_id, statement, origin)
-        except (AttributeError, TypeError):
-            check_arguments(message, queue_id, extra, origin)
-            raise
-        if half is not None:
-            return half
-        composed = compose_half(
-            message, self._admission, statement, self._engine, queue_id=queue_id, size_max=self._record_bytes_max,
-            origin=origin,
-        )  # fmt: skip
-        placed = self._appender.append_one(composed.record)
-        return new_half(composed, message, queue_id, group, placed, origin)
-
-    def _compiled(
-        self, message: Message, group: str, queue_id: int, statement: Statement, origin: Origin | None
-    ) -> Half | None:
-        """A half message that the C module stored; None when it stored nothing. It waits for no lock."""
-        properties, level, now_ms = statement
-        if self._writer.upkeep.runs_in != os.getpid():
-            self._writer.upkeep.start()
-        # A topic is made when a message is known to be stored: the first one of a topic goes the longer way.
-        rules = self._admission.topics.rules(message.topic, now_ms)
-        if level or rules is None or (origin is not None and origin.sys_flag & ~KEPT_FLAGS):
-            return None
-        self._admission.admit(message.topic, properties, queue_id, now_ms, prepared=True, rules=rules)
-        born_ms = now_ms if origin is None else origin.born_timestamp_ms
-        half: Half | None = self._appender.compiled_half(
-            Half, message.topic, message.body, message.keys, properties, queue_id, born_ms, group, origin
-        )
-        return half if half is None or origin is None else from_origin(half, origin)
-
     def prepare_at_once(
         self, message: Message, producer_group: str, *, queue_id: int, extra_properties: Mapping[str, str],
         origin: Origin,
@@ -171,22 +129,21 @@ class StateTableService(TransactionalMessageService):
         """See TransactionalMessageService."""
         if not self._admission.check_transactions(at_once=True):
             return None
-        statement = half_statement(message, producer_group, queue_id, extra_properties, origin)
-        return self._compiled(message, producer_group, queue_id, statement, origin)
+        return self._halves.store_at_once(message, producer_group, queue_id, extra_properties, origin)
 
     # End
 
     def commit(self, half: Reference, *, extra_properties: Mapping[str, str] | None = None) -> Ended:
         """See TransactionalMessageService."""
-        return self._end(half, TransactionType.COMMIT, extra_properties)
+        return self._end(half, _COMMIT, extra_properties)
 
     def rollback(self, half: Reference, *, extra_properties: Mapping[str, str] | None = None) -> Ended:
         """See TransactionalMessageService."""
-        return self._end(half, TransactionType.ROLLBACK, extra_properties)
+        return self._end(half, _ROLLBACK, extra_properties)
 
     def end_at_once(self, half: Reference, kind: TransactionType) -> Ended | None:
         """See TransactionalMessageService."""
-        if self._admission.is_slave or self._sync_each or self._writer.upkeep.runs_in != os.getpid():
+        if self._admission.is_slave or self._sync_each or not self._writer.upkeep.runs[0]:
             return None
         now_ms = time.time_ns() // 1_000_000 if self._writes_op else 0
         end, state = self._appender.compiled_end_kept, STATES[kind]
@@ -200,7 +157,7 @@ class StateTableService(TransactionalMessageService):
             check_reference(half)
         writer, offset, slot = self._writer, half.commitlog_offset, half.slot
         now_ms = time.time_ns() // 1_000_000 if self._writes_op else 0
-        if writer.upkeep.runs_in != os.getpid():  # it flushes the end soon, for which nobody waits
+        if not writer.upkeep.runs[0]:  # it flushes the end soon, for which nobody waits
             writer.upkeep.start()
         group, state, appender = half.producer_group, STATES[kind], self._appender
         if not extra and (ended := appender.compiled_end_kept(offset, slot, group, kind, now_ms, Ended, state)):

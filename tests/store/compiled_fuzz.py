@@ -83,6 +83,16 @@ class Chance(random.Random):
         whole = (1, *hosts, self.choice([0, self.number()]), self.choice([0, 1, 0x701]), self.number())
         return None if self.one_in(2) else self.thing() if self.one_in(20) else whole
 
+    def message(self, properties: Any) -> Any:
+        """The fields of a message; mostly what they should be."""
+        view = MappingProxyType(properties) if isinstance(properties, dict) else properties
+        fields = {"topic": self.text(), "body": self.raw(), "tag": self.text(), "keys": ("k",), "properties": view}
+        if self.one_in(5):
+            fields[self.choice([*fields, "other"])] = self.thing()
+        if self.one_in(20):
+            del fields[self.choice([*fields])]
+        return fields
+
     def queue(self, size: int) -> Any:
         """A queue of files, by what it touched last."""
         base = self.choice([-(1 << 62), -(1 << 63), 1 << 62]) if self.one_in(100) else 0
@@ -173,9 +183,9 @@ def calls(
         given = {
             "append": [chance.record()],
             "end": [chance.record(), *place, *decision, *extra],
-            "half": [
-                SimpleNamespace, chance.text(), chance.raw(), ("k",), properties, chance.number(), 1,
-                chance.choice(TEXTS), chance.origin(), *extra,
+            "prepare": [
+                SimpleNamespace, chance.message(properties), chance.choice([None, None, properties]), chance.text(),
+                chance.number(), 1, chance.choice(TEXTS), chance.origin(), *extra,
             ],
             "end_kept": [*place, chance.choice(TEXTS), *decision, *extra],
             "draft": [
@@ -204,7 +214,7 @@ def calls(
             with contextlib.suppress(Exception):
                 if "properties" in name and chance.random() < 0.5:
                     arguments[0] = MappingProxyType(properties)
-                call = getattr(appender if name in ("append", "half", "end_kept", "end") else module, name)
+                call = getattr(appender if name in ("append", "prepare", "end_kept", "end") else module, name)
                 made[f"{name} did"] += call(*arguments) is not None
 
 

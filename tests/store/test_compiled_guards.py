@@ -106,7 +106,7 @@ def test_no_commit_is_stored_when_its_thread_cannot_start(tmp_path: Path, monkey
     with broker.open(tmp_path / "store", sync="os") as store:
         half = store.transactions.prepare(broker.Message("orders", b"x"), "shop")
         with monkeypatch.context() as patch:
-            patch.setattr(store.writer.upkeep, "runs_in", 0)
+            patch.setattr(store.writer.upkeep, "runs", bytearray(1))
             patch.setattr(store.writer.upkeep, "start", cannot)
             with pytest.raises(RuntimeError, match="new thread"):
                 store.transactions.commit(half)

@@ -26,6 +26,7 @@ from collections.abc import Callable
 
 from broker.errors import BrokerError, StoreError
 from broker.store.disk.files import ReadFile
+from broker.store.disk.fork_mark import fork_mark
 from broker.store.disk.lock_calls import forked_unseen
 from broker.store.maintain.checkpointing import checkpoint
 from broker.store.shared.checkpoint_file import seal
@@ -56,11 +57,12 @@ class BackgroundTasks:
         self._words, self._disk, self._paths = parts.control.words, parts.disk, parts.paths
         self.retain: Callable[[], None] | None = None  # a round of retention if it is due; set before `start`
         self._is_closed = False
+        self.runs = fork_mark()  # set once the threads are there, of this process
         self.after_fork()
 
     def after_fork(self) -> None:
         """In a forked child no thread lives: they start with its first append."""
-        self.runs_in = 0  # the process, once its threads are there
+        self.runs[0] = 0
         self._process = os.getpid()
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -81,9 +83,9 @@ class BackgroundTasks:
             if self._is_closed:
                 text = f"{self._paths.store} belongs to a store that was closed: open it again with broker.open"
                 raise StoreError(text, path=self._paths.store)
-            if self.runs_in:
+            if self.runs[0]:
                 return
-            self.runs_in = self._process
+            self.runs[0] = 1
             if not self._disk.background:
                 return
             loops = [(self._care, CARE_EVERY_S), (self._share, SHARE_EVERY_S)]
@@ -102,7 +104,7 @@ class BackgroundTasks:
                     self._threads.pop()
                     if "interpreter shutdown" in str(error):  # what atexit calls starts none in Python 3.12
                         return  # a send flushes by itself, and `close` does the rest
-                    self.runs_in = 0  # the next append starts those that are missing
+                    self.runs[0] = 0  # the next append starts those that are missing
                     raise
 
     def _loop(self, work: Callable[[], None], every_s: float) -> None:
@@ -222,7 +224,7 @@ class BackgroundTasks:
 
     def close(self) -> None:
         """End the threads; what they were to do, the last to leave does."""
-        self._is_closed, self.runs_in = True, 0
+        self._is_closed, self.runs[0] = True, 0
         if self._process != os.getpid():  # the threads are its parent's, and go on there
             return
         self._stop.set()

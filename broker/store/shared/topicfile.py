@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from broker.format.config import MESSAGE_TYPE_ATTRIBUTE, PERM_WRITE, DataVersion, TopicConfig, Topics, encode_topics
+from broker.format.topics import SEND_REFUSED_TOPICS
 from broker.store.disk.files import Disk
 from broker.store.disk.thread_lock import ThreadLock
 from broker.store.read.config import read_topics
@@ -19,6 +20,7 @@ from broker.store.read.directory import StoreDirectory
 
 _LOOK_MS = 1000
 _NAME = "topics.json"
+_TYPES_OF_HALVES = ("", "MIXED", "TRANSACTION")
 
 
 class Rules(NamedTuple):
@@ -27,6 +29,7 @@ class Rules(NamedTuple):
     write_queues: int
     message_type: str  # one of MESSAGE_TYPES; anything else, and none, takes every message
     may_write: bool
+    half_queues: int  # those that take half messages; 0 where one has to look closer
 
 
 class TopicFile:
@@ -120,5 +123,6 @@ class TopicFile:
 
 
 def _rules(topic: TopicConfig) -> Rules:
-    message_type = topic.attributes.get(MESSAGE_TYPE_ATTRIBUTE, "")
-    return Rules(topic.write_queue_count, message_type, bool(topic.perm & PERM_WRITE))
+    message_type, may_write = topic.attributes.get(MESSAGE_TYPE_ATTRIBUTE, ""), bool(topic.perm & PERM_WRITE)
+    takes_half = may_write and message_type in _TYPES_OF_HALVES and topic.name not in SEND_REFUSED_TOPICS
+    return Rules(topic.write_queue_count, message_type, may_write, topic.write_queue_count if takes_half else 0)

@@ -127,6 +127,11 @@ class Admission:
             raise NotPermitted(text)
         return self.limit is None or self.limit.check(at_once=at_once)
 
+    def takes_half(self, topic: str, queue_id: int, now_ms: int) -> bool:
+        """Whether a half message without a delay is let in as things are; where not, `admit` looks closer."""
+        rules = self.topics.rules(topic, now_ms)
+        return rules is not None and type(queue_id) is int and 0 <= queue_id < rules.half_queues and not self.is_slave
+
     def admit(
         self,
         topic: str,

@@ -42,7 +42,7 @@ _GENERATION, _POISON = int(Word.GENERATION), int(Word.POISON)
 _PREPARED, _now_ns = int(TransactionType.PREPARED), time.time_ns
 _MAGICS = (MAGIC_V1, MAGIC_V2)
 
-COMPILED = ("compiled_append", "compiled_half", "compiled_end_kept", "compiled_end")
+COMPILED = ("compiled_append", "compiled_prepare", "compiled_end_kept", "compiled_end")
 """Methods of an appender that the C module may have: each does the whole, or returns None and has done nothing."""
 _CACHED = 1024  # half messages, so that their end needs no decoding
 _CACHED_BYTES_MAX = 16_384  # of one of them
@@ -69,7 +69,7 @@ class Appender:
         self._cached: list[tuple[int, PendingRecord] | None] = [None] * _CACHED
         made = compiled_append(log, control, dispatcher, lock, layout, clock, self._cached, _now_ns)
         self.compiled_append: CompiledAppend = made.append if made else lambda _draft: None
-        self.compiled_half: Callable[..., Any] = made.half if made else lambda *_: None
+        self.compiled_prepare: Callable[..., Any] = made.prepare if made else lambda *_: None
         self.compiled_end_kept: Callable[..., Any] = made.end_kept if made else lambda *_: None
         self.compiled_end: Callable[..., Any] = made.end if made else lambda *_: None
 

@@ -211,8 +211,9 @@ class CompiledAppender(Protocol):
     """What the C module makes. All take the append lock; None: nothing was stored, the Python has to do it."""
 
     append: CompiledAppend  # (record)
-    half: Callable[..., Any]  # (class of the result, topic, body, keys, properties, queue, born milliseconds, group)
-    # (CommitLog offset of what `half` stored, slot, group, kind, milliseconds since 1970, class of the result, state)
+    # (Half, fields of a Message, more properties or None, unique key, queue, born milliseconds, group, Origin or None)
+    prepare: Callable[..., Any]
+    # (CommitLog offset of what `prepare` stored, slot, group, kind, milliseconds since 1970, class of the result, state)
     end_kept: Callable[..., Any]
     end: Callable[..., Any]  # (any half message, its CommitLog offset, its slot, kind, … the same)
 
