@@ -25,7 +25,7 @@
 #define APPEND_OBJECTS(visit) \
     visit(lock) visit(control) visit(cells) visit(log) visit(dispatcher) visit(redo) visit(table) visit(queues) \
     visit(known) visit(index) visit(clock) visit(now_ns) visit(cached) visit(result) visit(tuple_new) \
-    visit(schedule_topic) visit(half_key) visit(op_key) visit(op_model)
+    visit(schedule_topic) visit(half_key) visit(op_key) visit(op_model) visit(threads) visit(acquire) visit(release)
 
 static int Append_traverse(PyObject *object, visitproc visit, void *arg)
 {

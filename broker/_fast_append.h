@@ -29,7 +29,7 @@ static int stepped(const char *name)
 /* The pair (base, memoryview) that a queue of files touched last: a borrowed map and where it begins. */
 static int last_map(PyObject *queue, PyObject *name, long long *base, Py_buffer *view)
 {
-    PyObject *pair = PyObject_GetAttr(queue, name);
+    PyObject *pair = field_of(queue, name);
     if (!pair)
         return -1;
     int failed = !PyTuple_Check(pair) || PyTuple_Size(pair) != 2;
@@ -73,7 +73,7 @@ static int borrow(Append *self, Held *held)
     uint64_t *w = held->words = held->control.buf;
     if ((w[W_TAIL] | w[W_SLOTS] | w[W_REDO_UNITS]) >> 56 || w[W_TAIL] != w[W_INTENT] || w[W_TAIL] != w[W_DISPATCHED] || w[W_POISON])
         return 0; /* to be healed, or nonsense */
-    if ((long long)w[W_GENERATION] != number_of(self->dispatcher, n_generation))
+    if ((long long)w[W_GENERATION] != number_in(field_of(self->dispatcher, n_generation)))
         return PyErr_Occurred() ? -1 : 0;
     if (last_map(self->log, n_last, &held->log_base, &held->log) < 0
         || last_map(self->redo, n_last, &held->redo_base, &held->redo) < 0
@@ -272,7 +272,7 @@ static long long store_time(Append *self, Held *held)
     PyObject *now = PyObject_CallNoArgs(self->now_ns);
     long long ns = now ? PyLong_AsLongLong(now) : -1, ms = ns / 1000000;
     Py_XDECREF(now);
-    long long seen_ms = number_of(self->clock, n_seen_ms);
+    long long seen_ms = number_in(field_of(self->clock, n_seen_ms));
     if (PyErr_Occurred())
         return -1;
     return ms < (long long)held->words[W_STORE_MS] || ms < seen_ms ? 0 : ms; /* 0: the wall clock was set back */
@@ -352,7 +352,7 @@ static int store_with_lock(Append *self, Stored *all, int count, long long decid
             for (place[0] = (long long)held.words[W_TAIL]; count > 0; count--)
                 place[0] -= all[count - 1].size;
     }
-    if (give_back(self, &held) < 0)
+    if (give_back(&held) < 0)
         done = -1;
     release(&held);
     return done;

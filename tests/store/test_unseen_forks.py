@@ -17,6 +17,7 @@ import broker
 from broker.errors import StoreError
 from broker.live import LiveStore
 from broker.store.disk.append_lock import AppendLock
+from broker.store.disk.fork_mark import ForkMark, ProcessMark, fork_mark
 from broker.store.disk.store_lock import StoreLock
 from broker.store.write.uniquekey import new_unique_key
 from broker.testing.fixtures import SMALL
@@ -60,6 +61,26 @@ def refused() -> contextlib.AbstractContextManager[object]:
 
 def send(store: LiveStore) -> None:
     store.producer("web").send(broker.Message("visits", b"1"))
+
+
+@pytest.mark.parametrize("make", [fork_mark, ProcessMark])
+def test_a_mark_is_gone_in_the_child(make: Callable[[], ForkMark]) -> None:
+    mark = make()
+    assert not mark[0]
+    mark[0] = 1
+
+    def child() -> None:
+        assert not mark[0]
+        mark[0] = 1
+        assert mark[0]
+        mark[0] = 0
+
+    forked(child)
+    assert mark[0]
+
+
+def test_the_system_takes_the_mark() -> None:
+    assert not isinstance(fork_mark(), ProcessMark)
 
 
 @pytest.mark.parametrize("has_sent", [False, True])

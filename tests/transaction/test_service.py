@@ -330,6 +330,9 @@ def test_a_half_message_is_whole(tmp_path: Path, each_engine: str) -> None:
         assert half.message_id == broker.ReceivedMessage.of(record).message_id
         with pytest.raises(broker.MessageRejected, match="needs a producer group"):
             store.transactions.prepare(message(), "")
+        for group in ("shop\x01", "sh\x02op"):  # it ended the property, and the half message was another group's
+            with pytest.raises(broker.MessageRejected, match="0x01 or 0x02"):
+                store.transactions.prepare(message(), group)
 
 
 def test_a_future_is_done_when_the_half_is_durable(tmp_path: Path) -> None:

@@ -8,7 +8,10 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import sys
 from typing import Protocol
+
+_MADV_WIPEONFORK = 18  # Linux 4.14; Python does not name it
 
 
 class ForkMark(Protocol):
@@ -21,14 +24,15 @@ class ForkMark(Protocol):
 
 def fork_mark() -> ForkMark:
     """A new mark, not set."""
-    with contextlib.suppress(AttributeError, OSError, ValueError):
-        page = mmap.mmap(-1, mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        page.madvise(mmap.MADV_WIPEONFORK)  # the system empties it in a child; Linux 4.14
-        return page
-    return _ProcessMark()
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            page = mmap.mmap(-1, mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            page.madvise(_MADV_WIPEONFORK)  # the system empties it in a child
+            return page
+    return ProcessMark()
 
 
-class _ProcessMark:
+class ProcessMark:
     """The same where the system empties no page: it asks which process this is."""
 
     def __init__(self) -> None:

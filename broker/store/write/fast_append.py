@@ -213,7 +213,7 @@ class CompiledAppender(Protocol):
     append: CompiledAppend  # (record)
     # (Half, fields of a Message, more properties or None, unique key, queue, born milliseconds, group, Origin or None)
     prepare: Callable[..., Any]
-    # (CommitLog offset of what `prepare` stored, slot, group, kind, milliseconds since 1970, class of the result, state)
+    # (CommitLog offset of what `prepare` stored, slot, group, kind, milliseconds since 1970, Ended, state)
     end_kept: Callable[..., Any]
     end: Callable[..., Any]  # (any half message, its CommitLog offset, its slot, kind, … the same)
 
