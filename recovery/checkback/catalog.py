@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy import (
     URL,
@@ -45,9 +46,10 @@ from recovery.checkback.ledgers.engines import engine_of
 from recovery.sqlite_files import connect_to_read
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection, Engine
+    from sqlalchemy import ColumnElement, Connection, Engine
 
 _RUNS_KEPT = 1000
+_AT_ONCE = 500  # offsets in one SELECT: any database takes so many parameters
 _CHECK_BACK, _PERSON = "check-back", "person"  # who decides
 _OF_A_ROUND = {"committed": "committed", "rolled_back": "rolled_back", "parked": "newly_parked"}  # decision: its field
 _WHAT = "the catalog"
@@ -119,12 +121,21 @@ class Attempt:
 _NAMES = tuple(one.name for one in fields(Attempt))
 
 
+class Known(NamedTuple):
+    """What a round needs to know of an attempt: of a million it has one each."""
+
+    topic: str
+    producer_group: str
+    stored_ms: int
+    checks: int
+    next_ms: int
+
+
 class Catalog:
     """The catalog of one store. Raises BrokerError when its database cannot be used."""
 
     def __init__(self, engine: Engine, store_id: str) -> None:
         self._engine, self._store_id = engine, store_id
-        self._columns = [_attempts.c[name] for name in _NAMES]
         with _sentences(engine):
             make_tables(metadata, engine)
 
@@ -150,11 +161,12 @@ class Catalog:
         """Release its connections."""
         self._engine.dispose()
 
-    def attempts(self) -> dict[int, Attempt]:
+    def known(self) -> dict[int, Known]:
         """What is remembered, by the CommitLog offset of the half message."""
+        columns = [_attempts.c[name] for name in ("commitlog_offset", *Known._fields)]
         with _sentences(self._engine), self._engine.connect() as connection:
-            rows = connection.execute(select(*self._columns).where(_attempts.c.store_id == self._store_id))
-            return {row[0]: Attempt(*row) for row in rows}
+            rows = connection.execute(select(*columns).where(_attempts.c.store_id == self._store_id))
+            return {at: Known(sys.intern(topic), sys.intern(group), *rest) for at, topic, group, *rest in rows}
 
     def last_looked_ms(self) -> int:
         """When somebody was asked last, about whichever transaction; 0 when nobody was."""
@@ -234,13 +246,24 @@ class Catalog:
         return [{name: value for name, value in row.items() if name not in ("id", "store_id")} for row in found]
 
 
-def attempts_of(store_path: str) -> dict[int, Attempt]:
-    """What the catalog in a store remembers, read without changing or making one; empty when there is none.
+def attempts_of(store_path: str, offsets: Collection[int] | None = None) -> dict[int, Attempt]:
+    """What the catalog in a store remembers of half messages, by CommitLog offset; empty without a catalog.
 
-    Raises BrokerError when its database cannot be read.
+    None: of all. No catalog is made, and nothing changed. Raises BrokerError when its database cannot be read.
     """
     columns = [_attempts.c[name] for name in _NAMES]
-    return {row[0]: Attempt(*row) for row in _read(store_path, _attempts, columns)}
+    if offsets is None:
+        return {row[0]: Attempt(*row) for row in _read(store_path, _attempts, columns)}
+    wanted, found = sorted(offsets), dict[int, Attempt]()
+    for start in range(0, len(wanted), _AT_ONCE):
+        some = _attempts.c.commitlog_offset.in_(wanted[start : start + _AT_ONCE])
+        found |= {row[0]: Attempt(*row) for row in _read(store_path, _attempts, columns, some)}
+    return found
+
+
+def checks_of(store_path: str) -> dict[int, int]:
+    """How often each half message was queried, by CommitLog offset; else as `attempts_of`."""
+    return dict(_read(store_path, _attempts, [_attempts.c.commitlog_offset, _attempts.c.checks]))
 
 
 def decision_counts(store_path: str) -> dict[tuple[str, str], int]:
@@ -252,7 +275,9 @@ def decision_counts(store_path: str) -> dict[tuple[str, str], int]:
     return {(by, decision): count for by, decision, count in sorted(_read(store_path, _counts, columns))}
 
 
-def _read(store_path: str, table: Table, columns: Sequence[Column[Any]]) -> list[tuple[Any, ...]]:
+def _read(
+    store_path: str, table: Table, columns: Sequence[Column[Any]], *wanted: ColumnElement[bool]
+) -> list[tuple[Any, ...]]:
     """The rows of a store's catalog; none without one, and of an older version's that lacks the table."""
     disk, paths = Disk(), Paths(store_path)
     file = read_store_file(disk, paths)
@@ -263,7 +288,7 @@ def _read(store_path: str, table: Table, columns: Sequence[Column[Any]]) -> list
         with _sentences(engine), engine.connect() as connection:
             if not inspect(connection).has_table(table.name):
                 return []
-            found = connection.execute(select(*columns).where(table.c.store_id == file.store_id))
+            found = connection.execute(select(*columns).where(table.c.store_id == file.store_id, *wanted))
             return [tuple(row) for row in found]
     finally:
         engine.dispose()

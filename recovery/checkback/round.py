@@ -27,7 +27,7 @@ from broker.format import properties as names
 from broker.live import LiveStore
 from broker.transaction.events import BY, WHY
 from broker.transaction.service import Half
-from recovery.checkback.catalog import Attempt, Catalog
+from recovery.checkback.catalog import Attempt, Catalog, Known
 from recovery.checkback.leader import myself
 from recovery.checkback.policy import AtLimit, Policy, Standing, Turn, Verdict, decide, fairly, next_check, spread
 from recovery.checkback.protocol import Answer, Outcome, Question, Resolver, answers_to
@@ -149,7 +149,7 @@ class CheckBack:
         """
         started = time.monotonic()
         report = RoundReport(is_dry_run=dry_run)
-        known = self.catalog.attempts()
+        known = self.catalog.known()
         due, in_doubt = self._due(known, now_ms, report)
         chosen = list(islice(self._read(fairly(due, self._per_topic), report), self._limit))
         report.left = report.due - len(chosen)
@@ -175,7 +175,7 @@ class CheckBack:
 
     # What is due
 
-    def _due(self, known: dict[int, Attempt], now_ms: int, report: RoundReport) -> tuple[list[Turn], set[int]]:
+    def _due(self, known: dict[int, Known], now_ms: int, report: RoundReport) -> tuple[list[Turn], set[int]]:
         """The transactions whose turn it is, and the CommitLog offsets of all that are in doubt.
 
         For those that were checked before the catalog counts, for the others their half message.

@@ -310,9 +310,9 @@ def _checks(store: str) -> dict[int, int]:
     if not os.path.exists(Paths(store).catalog):  # then SQLAlchemy is not imported
         return {}
     try:
-        from recovery.checkback.catalog import attempts_of
+        from recovery.checkback.catalog import checks_of
 
-        return {at: attempt.checks for at, attempt in attempts_of(store).items()}
+        return checks_of(store)
     except ImportError:  # without the extra `sql` nobody of this installation asked
         return {}
     except BrokerError as error:

@@ -70,7 +70,7 @@ class DueWatch:
 
         It may not know the ledger of all of them, where a group has several: then its last attempt says so.
         """
-        known, due = attempts_at(self.path), []
+        known, due = attempts_at(self.path, [one.commitlog_offset for one in seen.in_doubt]), []
         failed = {at for at, attempt in known.items() if attempt.outcome in _NOT_ASKED}
         offsets = {
             one.commitlog_offset: one for one in seen.in_doubt

@@ -261,7 +261,7 @@ def retain(
         rows = sum(expire_ledger(shop.store, ledger, now_ms) for ledger in shop.resolvers.ledgers.values())
         slot_of, service = shop.store.writer.dispatcher.slot, shop.store.transactions
         in_doubt = {slot_of(slot).commitlog_offset for slot in service.in_doubt_slots()}
-        forgotten = [at for at in shop.catalog.attempts() if at not in in_doubt]
+        forgotten = [at for at in shop.catalog.known() if at not in in_doubt]
         shop.catalog.remember((), forgotten)
         reports = remove_reports(path, now_ms - parse_duration(keep))
         summary = done.as_json()

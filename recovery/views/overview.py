@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -95,7 +95,7 @@ def overview(path: str, now_ms: int, limit: int = 100, parked_limit: int | None 
         asked = [(slot, at) for slot, at in waiting if at not in parked_notes]
         parked_places = [(slot, at) for slot, at in waiting if at in parked_notes]
         wanted = [*parked_places[:parked_limit], *asked[:limit]]
-        attempts = attempts_at(path) if wanted else {}
+        attempts = attempts_at(path, [at for _, at in wanted])
         halves = (_read(store, slot, at, now_ms, parked_notes.get(at), attempts.get(at)) for slot, at in wanted)
         read = [half for half in halves if half is not None]
     counts = {name: states[number] for number, name in _STATE_NAMES.items()}
@@ -120,14 +120,14 @@ def _park_notes_of(store: broker.Store, waiting: list[tuple[int, int]], generati
     return notes
 
 
-def attempts_at(path: str) -> dict[int, Any]:
-    """What the catalog in the store remembers of each half, by CommitLog offset; empty without one."""
-    if not os.path.exists(Paths(path).catalog):
+def attempts_at(path: str, offsets: Collection[int]) -> dict[int, Any]:
+    """What the catalog in the store remembers of these halves, by CommitLog offset; empty without one."""
+    if not offsets or not os.path.exists(Paths(path).catalog):
         return {}
     from recovery.checkback.catalog import attempts_of
 
     try:
-        return dict(attempts_of(path))
+        return dict(attempts_of(path, offsets))
     except broker.BrokerError:  # it is a cache: without it nothing is wrong
         return {}
 
@@ -200,7 +200,7 @@ def _from_log(path: str, now_ms: int, limit: int, parked_limit: int | None) -> O
 
 def _asked(path: str, commitlog_offset: int) -> list[dict[str, Any]]:
     """The checks, as far as the catalog in the store remembers them: of what is still in doubt."""
-    attempt = attempts_at(path).get(commitlog_offset)
+    attempt = attempts_at(path, [commitlog_offset]).get(commitlog_offset)
     if attempt is None:
         return []
     facts = {"last_answer": attempt.why, "outcome": attempt.outcome, "next_ms": attempt.next_ms}

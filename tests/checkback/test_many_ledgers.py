@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import URL, text
 
 from broker.ledger import Ledger
+from recovery.checkback.catalog import attempts_of
 from recovery.cli.shared import USAGE, WELL
 from tests.checkback.other_databases import numbers, shown, tables_in
 from tests.checkback.shop import Shop
@@ -60,5 +61,5 @@ def test_a_half_message_without_a_binding_is_not_decided_without_its_row(
         shop.buy_and_vanish(2, saved=False)
     code, out, error = run_due("check-back", shop.path, "--ledger", shown(url))
     assert (code, shop.in_doubt(), shop.announced()) == (WELL, 1, [1]), out + error
-    (attempt,) = shop.check().catalog.attempts().values()
+    (attempt,) = attempts_of(str(shop.path)).values()
     assert (attempt.outcome, "checkback resolve" in attempt.why) == ("unknown", True)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import broker
-from recovery.checkback.catalog import Attempt, Catalog, attempts_of
+from recovery.checkback.catalog import Attempt, Catalog, attempts_of, checks_of
 from recovery.repair.copying import copy_store
 from tests.store.permissions import as_nobody
 
@@ -81,3 +81,16 @@ def test_a_catalog_that_cannot_be_read_is_a_sentence_of_copy(tmp_path: Path) -> 
     with pytest.raises(broker.StoreError, match=r"catalog\.db cannot be read .*not a database.*Move it away"):
         copy_store(path, str(tmp_path / "copy"))
     assert os.listdir(tmp_path) == ["shop.store"]
+
+
+def test_the_attempts_of_some_are_read_alone(tmp_path: Path) -> None:
+    """Of a million in doubt a look that lists a hundred read all, with what each was answered."""
+    path = str(tmp_path / "shop.store")
+    with broker.open(path, layout=LAYOUT) as store:
+        catalog = Catalog.open(path, store.store_id)
+    made = [Attempt(number, "id", "orders", "shop", 1, number, 2, 4, "unknown", "") for number in range(1200)]
+    catalog.remember(made)
+    catalog.close()
+    assert list(attempts_of(path, range(100, 1150)).values()) == made[100:1150]
+    assert (attempts_of(path, [5000]), attempts_of(path, [])) == ({}, {})
+    assert checks_of(path) == {number: number for number in range(1200)}

@@ -343,7 +343,7 @@ def test_the_catalog_may_lie_in_another_database(room: Room, url: object) -> Non
     room.catalogs.append(catalog)
     check = CheckBack(room.store, room.told, catalog=catalog, policy=Policy(RULE), by="test")
     check.round(room.stored_ms + MINUTE)
-    assert catalog.attempts()[half.commitlog_offset].checks == 1
+    assert catalog.known()[half.commitlog_offset].checks == 1
     (run,) = catalog.runs()
     assert (run["unknown"], run["by"]) == (1, "test")
     assert not Path(Paths(room.store.path).catalog).exists()
