@@ -27,8 +27,8 @@ from broker.database.bound_ledger import BoundLedger
 from broker.database.ledger_binding import LEDGER_BINDING
 from broker.enlisting.enlistment import JoinableTransaction
 from broker.enlisting.sqlalchemy_events import watch
-from broker.enlisting.sqlalchemy_join import SqlalchemyTransaction, doom
-from broker.enlisting.targets import in_a_thread, is_async, session_now, sync_part, target_of, turn_of
+from broker.enlisting.sqlalchemy_join import SqlalchemyTransaction, doom, in_turn
+from broker.enlisting.targets import in_a_thread, is_async, session_now, sync_part, target_of
 from broker.errors import TransactionError
 from broker.format import properties as names
 from broker.ledger import Ledger
@@ -192,7 +192,7 @@ class Producer:
             waits = [in_a_thread] if self._destination.prepare_waits else []
             return self._send_in(message, self._joinable(inner), begun, options, *waits)
 
-        async with turn_of(target):
+        async with in_turn(sync_part(cast("AsyncTarget", target))):
             return SendResult.of_half(await cast(Any, target).run_sync(work))
 
     def send_batch(self, messages: Sequence[Message]) -> list[SendResult]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import weakref
+from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
@@ -140,6 +142,29 @@ def doom(target: Session | Connection, reason: str) -> None:
             target.invalidate()  # its release would commit, which nobody could refuse
             return
     _mark(target, Doom(reason))
+
+
+@contextlib.asynccontextmanager
+async def in_turn(target: Session | Connection) -> AsyncIterator[None]:
+    """For one send after another: `asyncio.gather` runs several at once, and while a session connects it takes one.
+
+    Who is cancelled while it waits has sent nothing, and makes COMMIT impossible as one that was cancelled in its send.
+    """
+    loop, known = asyncio.get_running_loop(), _turns.get(target)
+    if known is None or known[0] is not loop:  # a lock is of one loop, and a session may outlive a run of asyncio
+        known = _turns[target] = loop, asyncio.Lock()
+    try:
+        await known[1].acquire()
+    except BaseException as error:
+        doom(target, f"{type(error).__name__}: {error}")
+        raise
+    try:
+        yield
+    finally:
+        known[1].release()
+
+
+_turns: weakref.WeakKeyDictionary[object, tuple[asyncio.AbstractEventLoop, asyncio.Lock]] = weakref.WeakKeyDictionary()
 
 
 def expect(target: Session | Connection, made: Doom) -> None:

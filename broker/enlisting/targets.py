@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -73,14 +72,6 @@ def sync_target_of(value: object) -> SyncTarget:
     """The same for what `target_of` takes. Raises TransactionError."""
     target = target_of(value)
     return sync_part(cast("AsyncTarget", target)) if is_async(target) else cast("SyncTarget", target)
-
-
-def turn_of(target: SyncTarget | AsyncTarget) -> asyncio.Lock:
-    """For one send after another: `asyncio.gather` runs several at once, and while a session connects it takes one."""
-    return _turns.setdefault(sync_part(cast("AsyncTarget", target)), asyncio.Lock())
-
-
-_turns: weakref.WeakKeyDictionary[object, asyncio.Lock] = weakref.WeakKeyDictionary()  # by their sync part
 
 
 def in_a_thread(work: Callable[[], _T]) -> _T:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import NullPool, text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
 import broker
@@ -106,6 +106,45 @@ def test_a_task_that_was_cancelled_before_it_began(desk: Desk, which: str) -> No
             await target.commit()
 
     assert run(desk, which, work) == (set(), set())
+
+
+@pytest.mark.parametrize("which", WHICH)
+def test_a_task_that_was_cancelled_while_it_waited_for_its_turn(desk: Desk, which: str) -> None:
+    """The order was saved and the other message sent, without the one that `asyncio.wait_for` had given up."""
+
+    async def work(target: Any) -> None:
+        await save(desk, target, 1)
+        await save(desk, target, 2)
+        first, second = (asyncio.create_task(desk.producer.send_async(desk.message(one), target)) for one in (1, 2))
+        await asyncio.sleep(0)  # the first waits for the disk, the second for the first
+        second.cancel()
+        await asyncio.gather(first, second, return_exceptions=True)
+        with pytest.raises(TransactionError, match="could not be sent in it: CancelledError"):
+            await target.commit()
+        await target.rollback()
+        await desk.buy_async(target, 3)
+        await target.commit()
+
+    assert run(desk, which, work) == ({3}, {3})
+
+
+def test_several_at_once_in_a_session_that_outlives_an_event_loop(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """As one of a fixture does, where each test has a loop of its own."""
+    with desk_of(Kind("sqlite", "embedded"), request, tmp_path) as desk:
+        engine = create_async_engine(desk.url.set(drivername=ASYNC["sqlite"]), poolclass=NullPool)
+        session = AsyncSession(engine)
+
+        async def work(numbers: tuple[int, int]) -> None:
+            await asyncio.gather(*(desk.producer.send_async(desk.message(number), session) for number in numbers))
+            for number in numbers:
+                await save(desk, session, number)
+            await session.commit()
+
+        for numbers in ((1, 2), (3, 4)):
+            asyncio.run(work(numbers))
+        assert desk.judge() == ({1, 2, 3, 4}, {1, 2, 3, 4})
 
 
 @pytest.mark.parametrize("which", WHICH)
