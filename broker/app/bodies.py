@@ -220,7 +220,7 @@ def _check_type(hint: Any, seen: frozenset[Any] = frozenset()) -> None:
     """
     try:
         kind = resolved(hint)
-    except NameError as error:
+    except Exception as error:  # noqa: BLE001 - an alias in quotes is any expression
         raise BrokerError(f"the alias {hint} cannot be read ({error}): define what it names before its use") from None
     builder(kind)
     if is_alias(hint):

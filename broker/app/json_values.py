@@ -128,7 +128,8 @@ def _models_in(hint: Any, found: set[Any], aliases: set[Any]) -> None:
             _models_in(field.annotation, found, aliases)
     if is_alias(hint) and hint not in aliases:
         aliases.add(hint)
-        _models_in(resolved(hint), found, aliases)
+        with contextlib.suppress(NameError):  # of a function: pydantic knows where its models were defined
+            _models_in(resolved(hint), found, aliases)
     for one in typing.get_args(hint):
         _models_in(one, found, aliases)
 

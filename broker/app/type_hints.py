@@ -14,14 +14,14 @@ from broker.errors import BrokerError
 def resolved(hint: Any) -> Any:
     """The type below a NewType, Annotated, `type Event = ...` and the like, which say nothing of the form of a value.
 
-    Raises NameError for an alias of what is not defined.
+    Raises NameError for an alias of what is not defined, and what an alias in quotes raises.
     """
     while True:
         origin = typing.get_origin(hint)
         if is_alias(origin):
-            hint = _replaced(origin.__value__, dict(zip(origin.__type_params__, typing.get_args(hint), strict=False)))
+            hint = _replaced(_meant(origin), dict(zip(origin.__type_params__, typing.get_args(hint), strict=False)))
         elif is_alias(hint):
-            hint = hint.__value__
+            hint = _meant(hint)
         elif hasattr(hint, "__supertype__"):
             hint = hint.__supertype__
         elif origin in (Annotated, Required, NotRequired) or getattr(origin, "_name", None) == "ReadOnly":
@@ -36,6 +36,13 @@ def is_alias(hint: Any) -> bool:
     What it stands for is read when it is asked for, and may contain the alias itself.
     """
     return type(hint).__name__ == "TypeAliasType"
+
+
+@lru_cache
+def _meant(alias: Any) -> Any:
+    """What an alias stands for. Names in quotes are those of its module: so one of Python 3.11 contains itself."""
+    names = {"__module__": alias.__module__, "__annotations__": {"value": alias.__value__}}
+    return typing.get_type_hints(type("Named", (), names), include_extras=True)["value"]
 
 
 def alternatives(hint: Any) -> list[Any]:

@@ -58,6 +58,8 @@ Later = typing_extensions.TypeVar("Later", default=Paid)  # type: ignore[misc]
 
 Event = typing_extensions.TypeAliasType("Event", Paid | Refunded)
 Turned = typing_extensions.TypeAliasType("Turned", dict[str, list[V] | K], type_params=(K, V))
+Json = typing_extensions.TypeAliasType("Json", "dict[str, Json] | list[Json] | str | int | None")
+Ordered = typing_extensions.TypeAliasType("Ordered", list["Paid | Refunded"])
 Tree: Any = TypeAliasType("Tree", lambda: dict[str, Tree] | int)
 
 
@@ -89,6 +91,8 @@ class Outer(BaseModel):
         (list[Event], [Paid(1), Refunded(2, "")]),
         (Turned[int, Paid], {"a": [Paid(1)], "b": 2}),
         (Tree, {"a": {"b": 1}, "c": 2}),
+        (Json, {"a": [{"b": None}, "c", 1]}),
+        (Ordered, [Refunded(1, "late"), Paid(2)]),
         (Envelope, Envelope(Paid(1), {"a": 1})),
         (Page, Page([Paid(1)])),
         (Outer, Outer(inner=[Inner(when=1)])),
@@ -115,6 +119,23 @@ def test_an_alias_of_what_is_not_defined_is_refused_when_it_is_declared() -> Non
     text = r"the alias Event cannot be read \(name 'Missing' is not defined\): define what it names before its use"
     with pytest.raises(BrokerError, match=text):
         TopicBody(list[event])
+
+
+def test_an_alias_in_quotes_that_cannot_be_read_is_one_sentence() -> None:
+    """A model of pydantic reads its own: it knows the function in which an alias was defined."""
+
+    class Local(BaseModel):
+        id: int
+
+    locals_ = typing_extensions.TypeAliasType("locals_", "list[Local]")
+
+    class Page(BaseModel):
+        items: locals_  # type: ignore[valid-type]
+
+    for text in ("Missing | None", "list[", "dataclass.missing"):
+        with pytest.raises(BrokerError, match="the alias Event cannot be read"):
+            TopicBody(list[typing_extensions.TypeAliasType("Event", text)])  # type: ignore[misc]
+    assert TopicBody(Page).encode(Page(items=[Local(id=1)])) == (b'{"items":[{"id":1}]}', JSON)
 
 
 def test_a_handler_takes_aliases() -> None:
