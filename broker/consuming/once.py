@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from broker.enlisting import sqlalchemy_checks as checks
-from broker.enlisting.sqlalchemy_events import has_ended_unseen, hold
+from broker.enlisting.sqlalchemy_events import hold, may_have_ended_unseen
 from broker.errors import TransactionError
 
 if TYPE_CHECKING:
@@ -66,9 +66,9 @@ def one_transaction(session: Session, who: str) -> Iterator[None]:
         raise TransactionError(f"{text}: raise an exception instead, or use begin_nested() for a part that may fail")
 
 
-def was_ended_unseen(session: Session) -> bool:
-    """Whether the transaction of such a block ended without SQLAlchemy, though its driver may be in the next one."""
-    return any(has_ended_unseen(connection) for connection in checks.connections_of(session))
+def may_be_undone(session: Session) -> bool:
+    """Whether the transaction of such a block may have ended without SQLAlchemy: its driver may be in the next one."""
+    return any(may_have_ended_unseen(connection) for connection in checks.connections_of(session))
 
 
 class InProcess:

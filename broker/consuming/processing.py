@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
-from broker.consuming.once import InProcess, check_session, was_ended_unseen
+from broker.consuming.once import InProcess, check_session, may_be_undone
 from broker.database.arguments import OnlyAsyncWith, OnlyWith
 from broker.database.dedup import Processed
 from broker.errors import TransactionError
@@ -38,16 +38,29 @@ def _note(session: Session, consumer: Acknowledges, message: ReceivedMessage) ->
 
 def check_note(session: Session, consumer: Acknowledges, message: ReceivedMessage) -> None:
     """Before COMMIT: raises TransactionError where the note is gone, and with it what was done before."""
-    if was_ended_unseen(session) and consumer.processed.first_time(session, consumer.group, message):
+    if not may_be_undone(session):
+        return
+    from sqlalchemy.exc import DBAPIError
+
+    try:
+        was_gone = consumer.processed.first_time(session, consumer.group, message)
+    except DBAPIError as error:
+        cause = " ".join(str(error.orig).split())[:200]
         raise TransactionError(
-            "the transaction that notes the message was rolled back past its session, by the driver's rollback() or by "
-            "SQLite, as for INSERT OR ROLLBACK: raise the error of such a statement again, or leave OR ROLLBACK out"
+            f"a statement failed in the transaction that notes the message, and its error was caught ({cause}): raise "
+            "it again, or put what may fail into session.begin_nested()"
+        ) from None
+    if was_gone:
+        raise TransactionError(
+            "the transaction that notes the message was rolled back past its session, by the driver's rollback(), by "
+            "SQLite, as for INSERT OR ROLLBACK, or by MySQL for a deadlock: raise the error of such a statement again, "
+            "or leave OR ROLLBACK out"
         )
 
 
 async def check_note_async(session: AsyncSession, consumer: Acknowledges, message: ReceivedMessage) -> None:
     """The same of an async session."""
-    if was_ended_unseen(session.sync_session):
+    if may_be_undone(session.sync_session):
         await session.run_sync(check_note, consumer, message)
 
 

@@ -36,11 +36,11 @@ from broker.enlisting.sqlalchemy_enlistments import (
     savepoint_number,
     savepoint_of,
 )
-from broker.enlisting.sqlalchemy_rows import in_transaction, is_driver_in_transaction
+from broker.enlisting.sqlalchemy_rows import in_transaction, is_aborted, is_driver_in_transaction
 from broker.errors import TransactionError, UnknownOutcome
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection, Engine, RootTransaction
+    from sqlalchemy import Connection, Engine, ExceptionContext, RootTransaction
     from sqlalchemy.engine.interfaces import DBAPIConnection
     from sqlalchemy.orm import Session
     from sqlalchemy.orm import SessionTransaction as OrmTransaction
@@ -63,7 +63,7 @@ _IN_PARTS = re.compile(
 
 _watched: weakref.WeakSet[Engine] = weakref.WeakSet()
 _held: weakref.WeakKeyDictionary[Connection, str] = weakref.WeakKeyDictionary()  # and why it does not commit
-_ended_unseen: weakref.WeakSet[RootTransaction] = weakref.WeakSet()  # of those that were held
+_ended_unseen: weakref.WeakSet[RootTransaction] = weakref.WeakSet()  # of those that were held, as far as is known
 _watching = threading.Lock()
 _watches_sessions: list[bool] = []  # not empty when it does
 
@@ -86,6 +86,7 @@ def watch(engine: Engine) -> bool:
         event.listen(engine, "rollback", _on_rollback)
         event.listen(engine, "rollback_savepoint", _on_rollback_savepoint)
         event.listen(engine, "before_cursor_execute", _on_statement, retval=True)
+        event.listen(engine, "handle_error", _on_error)
         event.listen(engine, "reset", _on_reset_of(engine.dialect.name))
         if engine.dialect.name == "sqlite":
             event.listen(engine, "after_cursor_execute", _after_sqlite_statement)
@@ -131,9 +132,14 @@ def hold(connections: Iterable[Connection], why: str) -> Iterator[None]:
             _held.pop(one, None)
 
 
-def has_ended_unseen(connection: Connection) -> bool:
-    """Whether a COMMIT or ROLLBACK that SQLAlchemy did not send ended the transaction of a connection that was held."""
-    return connection.get_transaction() in _ended_unseen or in_transaction(connection) is False
+def may_have_ended_unseen(connection: Connection) -> bool:
+    """Whether the transaction of a connection that was held may have ended without SQLAlchemy: what it did may be gone.
+
+    By a COMMIT or ROLLBACK that SQLAlchemy did not send, or since a statement failed in it.
+    """
+    if connection.get_transaction() in _ended_unseen or in_transaction(connection) is False:
+        return True
+    return is_aborted(connection)
 
 
 def _before_commit(session: Session) -> None:
@@ -347,6 +353,16 @@ def _on_statement(
     if (why := _held.get(connection)) is not None and not _IN_PARTS.match(statement):
         raise TransactionError(why)
     return statement, parameters
+
+
+def _on_error(context: ExceptionContext) -> None:
+    """A statement that fails may take its transaction with it, also where the application catches the error.
+
+    MySQL and MariaDB roll back for a deadlock; PostgreSQL takes nothing more, and answers COMMIT with ROLLBACK.
+    """
+    connection = context.connection
+    if connection is not None and connection in _held and (root := connection.get_transaction()):
+        _ended_unseen.add(root)
 
 
 def _after_transaction_end(session: Session, transaction: OrmTransaction) -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _BATCH = 500  # keys in one SELECT: any database takes so many parameters
 _MYSQL = ("mysql", "mariadb")
 _MYSQL_IN_TRANSACTION = 1  # SERVER_STATUS_IN_TRANS of MySQL's protocol
+_PSYCOPG_IN_ERROR = 3  # TransactionStatus.INERROR
 
 
 def rows_of(ledger: Ledger) -> SqlAlchemyRows:
@@ -127,6 +128,15 @@ def _qualified(ledger: Ledger) -> Table:
 def in_transaction(connection: Connection) -> bool | None:
     """Whether the driver has a transaction open, whatever SQLAlchemy thinks; None for a driver that does not tell."""
     return is_driver_in_transaction(connection.dialect.name, connection.connection.dbapi_connection)
+
+
+def is_aborted(connection: Connection) -> bool:
+    """Whether PostgreSQL takes no more statements in the transaction, and would answer COMMIT with ROLLBACK.
+
+    False for a driver that does not tell: psycopg does, whichever way the statement took that failed.
+    """
+    status = getattr(getattr(connection.connection.driver_connection, "info", None), "transaction_status", None)
+    return status is not None and int(status) == _PSYCOPG_IN_ERROR
 
 
 def is_driver_in_transaction(dialect: str, raw: DBAPIConnection | None) -> bool | None:

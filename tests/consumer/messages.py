@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -135,3 +136,29 @@ def kill_connection(engine: Engine, session: Session) -> None:
     with engine.connect() as other:
         other.execute(text(f"SELECT pg_terminate_backend({number})"))
     time.sleep(0.2)
+
+
+def deadlock(engine: Engine, session: Session) -> None:
+    """Have a session's statement fail by a deadlock, for which MySQL and MariaDB roll its whole transaction back."""
+    with engine.begin() as setting_up:
+        setting_up.execute(text("CREATE TABLE stock (id integer PRIMARY KEY, left_over integer)"))
+        setting_up.execute(text("INSERT INTO stock VALUES (1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (6, 0)"))
+    session.execute(text("UPDATE stock SET left_over = 1 WHERE id = 1"))
+    with engine.connect() as other:  # it has written more, so it is the one that goes on
+        other.execute(text("UPDATE stock SET left_over = left_over + 1 WHERE id > 1"))
+        waiting = threading.Thread(target=other.execute, args=(text("UPDATE stock SET left_over = 2 WHERE id = 1"),))
+        waiting.start()
+        try:
+            _await_lock(engine)
+            session.execute(text("UPDATE stock SET left_over = 2 WHERE id = 2"))
+        finally:
+            waiting.join()
+
+
+def _await_lock(engine: Engine) -> None:
+    waiting = text("SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'")
+    deadline = time.monotonic() + 10.0
+    with engine.connect() as connection:
+        while not connection.execute(waiting).scalar_one():
+            assert time.monotonic() < deadline, "nothing waits for a lock"
+            time.sleep(0.05)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,22 +13,12 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-import broker
 from broker.consumer import Consumer
 from broker.errors import TransactionError
-from broker.message import ReceivedMessage
+from tests.consumer.charging import CHARGE, charges, consumer, make_tables, taken, work
 from tests.consumer.messages import kill_connection
 
-CHARGE = text("INSERT INTO charges VALUES (1)")
-
-
-@pytest.fixture
-def consumer(tmp_path: Path) -> Iterator[Consumer]:
-    """One message waits for it; a retry comes at once."""
-    with broker.open(tmp_path / "shop.store", sync="os") as store:
-        store.producer("shop").send(broker.Message("orders", b"1"))
-        with store.consumer("billing", "orders", retry_delay_level=0) as made:
-            yield made
+__all__ = ["consumer"]
 
 
 @pytest.fixture
@@ -38,31 +27,6 @@ def engine(sqlite_url: URL) -> Iterator[Engine]:
     make_tables(made)
     yield made
     made.dispose()
-
-
-def make_tables(engine: Engine) -> None:
-    with engine.begin() as connection:
-        connection.execute(text("CREATE TABLE charges (id integer)"))
-    broker.Processed().create_all(engine)
-
-
-def charges(engine: Engine) -> int:
-    with engine.connect() as connection:
-        return int(connection.execute(text("SELECT count(*) FROM charges")).scalar_one())
-
-
-def work(consumer: Consumer, engine: Engine) -> None:
-    """A program without a mistake, which has whatever is left."""
-    while (message := consumer.receive(0.5)) is not None:
-        with Session(engine) as session, consumer.process(message, session) as first:
-            if first:
-                session.execute(CHARGE)
-
-
-def taken(consumer: Consumer) -> ReceivedMessage:
-    message = consumer.receive(2.0)
-    assert message is not None
-    return message
 
 
 def test_the_program_without_a_mistake(consumer: Consumer, engine: Engine) -> None:

@@ -1,0 +1,95 @@
+"""`consumer.process` where a block catches an error that took its transaction with it: nothing is acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from sqlalchemy import URL, Engine, create_engine, text
+from sqlalchemy.exc import OperationalError, ProgrammingError
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+from broker.consumer import Consumer
+from broker.errors import TransactionError
+from tests.consumer.charging import CHARGE, charges, consumer, make_tables, taken, work
+from tests.consumer.messages import deadlock
+
+__all__ = ["consumer"]
+NOWHERE = text("SELECT 1 FROM nowhere")
+
+
+@pytest.fixture
+def postgres(postgres_url: URL) -> Iterator[Engine]:
+    yield from _with_tables(postgres_url)
+
+
+@pytest.fixture
+def mariadb(mariadb_url: URL) -> Iterator[Engine]:
+    yield from _with_tables(mariadb_url)
+
+
+def _with_tables(url: URL) -> Iterator[Engine]:
+    engine = create_engine(url)
+    make_tables(engine)
+    yield engine
+    engine.dispose()
+
+
+@pytest.mark.parametrize("by_sqlalchemy", [True, False])
+def test_an_error_that_postgresql_answers_with_a_rollback_acknowledges_nothing(
+    consumer: Consumer, postgres: Engine, by_sqlalchemy: bool
+) -> None:
+    """The block catches it and goes on: PostgreSQL takes COMMIT as a ROLLBACK, and says nothing."""
+    with pytest.raises(TransactionError, match="and its error was caught"), Session(postgres) as session:  # noqa: PT012, SIM117
+        with consumer.process(taken(consumer), session):
+            session.execute(CHARGE)
+            with contextlib.suppress(ProgrammingError, psycopg.Error):
+                if by_sqlalchemy:
+                    session.execute(NOWHERE)
+                else:
+                    session.connection().connection.cursor().execute(NOWHERE.text)
+    assert charges(postgres) == 0
+    work(consumer, postgres)
+    assert charges(postgres) == 1
+
+
+def test_the_same_of_asyncpg(consumer: Consumer, postgres: Engine) -> None:
+    made = create_async_engine(postgres.url.set(drivername="postgresql+asyncpg"))
+
+    async def run() -> None:
+        with pytest.raises(TransactionError, match="and its error was caught"):  # noqa: PT012
+            async with AsyncSession(made) as session, consumer.process(taken(consumer), session):
+                await session.execute(CHARGE)
+                with contextlib.suppress(ProgrammingError):
+                    await session.execute(NOWHERE)
+        await made.dispose()
+
+    asyncio.run(run())
+    work(consumer, postgres)
+    assert charges(postgres) == 1
+
+
+def test_an_error_in_a_savepoint_fails_nothing_else(consumer: Consumer, postgres: Engine) -> None:
+    with Session(postgres) as session, consumer.process(taken(consumer), session):
+        session.execute(CHARGE)
+        with contextlib.suppress(ProgrammingError), session.begin_nested():
+            session.execute(NOWHERE)
+    work(consumer, postgres)
+    assert charges(postgres) == 1
+
+
+def test_a_deadlock_for_which_mariadb_rolls_back_acknowledges_nothing(consumer: Consumer, mariadb: Engine) -> None:
+    """The block catches it and goes on, in a transaction without the note and without what it did before."""
+    with pytest.raises(TransactionError, match="rolled back past its session"), Session(mariadb) as session:  # noqa: PT012, SIM117
+        with consumer.process(taken(consumer), session):
+            session.execute(CHARGE)
+            with contextlib.suppress(OperationalError):
+                deadlock(mariadb, session)
+            session.execute(CHARGE)
+    assert charges(mariadb) == 0
+    work(consumer, mariadb)
+    assert charges(mariadb) == 1
