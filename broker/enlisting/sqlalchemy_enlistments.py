@@ -12,13 +12,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar, cast
 
 from broker.enlisting.enlistment import Enlistment
-from broker.enlisting.sqlalchemy_rows import in_transaction
+from broker.enlisting.sqlalchemy_rows import in_transaction, is_rolled_back_by
 from broker.enlisting.targets import in_a_thread
 from broker.errors import TransactionError
 from broker.ledger import Ledger
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection, NestedTransaction, RootTransaction
+    from sqlalchemy import Connection, Dialect, NestedTransaction, RootTransaction
     from sqlalchemy.orm import Session, SessionTransaction
 
 _T = TypeVar("_T")
@@ -35,6 +35,7 @@ class SessionEnlistment(Enlistment):
         self.ledgers: list[Ledger] = []  # whose checks passed
         self.was_in_transaction = False
         self.was_ended_unseen = False  # by a COMMIT or ROLLBACK that SQLAlchemy did not send
+        self.was_undone = False  # by MySQL, which rolled it back for a deadlock
         self.session: weakref.ref[Session] | None = None  # whose it is
         self._connection = None if connection is None else weakref.ref(connection)
         self._root: weakref.ref[RootTransaction] | None = None
@@ -76,6 +77,10 @@ class SessionEnlistment(Enlistment):
         if not self.was_ended_unseen and self.has_begun:
             self.was_ended_unseen = in_transaction(connection) is False
 
+    def note_error(self, dialect: Dialect, error: BaseException) -> None:
+        """Take note that a statement failed."""
+        self.was_undone = self.was_undone or is_rolled_back_by(dialect, error)
+
     def run(self, work: Callable[[], _T]) -> _T:
         """Run what waits for the disk; of an async session not on its event loop."""
         return in_a_thread(work) if self.is_async else work()
@@ -108,6 +113,11 @@ def check_still_open(enlistment: SessionEnlistment, connection: Connection, *, r
     With `rows_decide` not where all rows had been inserted: whether they are there says how it ended.
     """
     enlistment.look(connection)
+    if enlistment.was_undone:  # its rows say nothing: those of savepoints may be gone for themselves
+        raise TransactionError(
+            "the database rolled the whole transaction back for a deadlock, and its error was caught: roll the session "
+            "back, and do the transaction again from its first statement"
+        )
     if not enlistment.was_ended_unseen:
         return
     has_rows = all(branch.is_inserted for branch in enlistment.branches)

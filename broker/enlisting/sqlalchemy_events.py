@@ -361,8 +361,12 @@ def _on_error(context: ExceptionContext) -> None:
     MySQL and MariaDB roll back for a deadlock; PostgreSQL takes nothing more, and answers COMMIT with ROLLBACK.
     """
     connection = context.connection
-    if connection is not None and connection in _held and (root := connection.get_transaction()):
+    if connection is None:
+        return
+    if connection in _held and (root := connection.get_transaction()):
         _ended_unseen.add(root)
+    if (enlistment := of_connection.get(connection)) is not None:
+        enlistment.note_error(connection.dialect, context.original_exception)
 
 
 def _after_transaction_end(session: Session, transaction: OrmTransaction) -> None:

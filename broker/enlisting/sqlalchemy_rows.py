@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _BATCH = 500  # keys in one SELECT: any database takes so many parameters
 _MYSQL = ("mysql", "mariadb")
 _MYSQL_IN_TRANSACTION = 1  # SERVER_STATUS_IN_TRANS of MySQL's protocol
+_MYSQL_DEADLOCK = 1213
 _PSYCOPG_IN_ERROR = 3  # TransactionStatus.INERROR
 
 
@@ -137,6 +138,15 @@ def is_aborted(connection: Connection) -> bool:
     """
     status = getattr(getattr(connection.connection.driver_connection, "info", None), "transaction_status", None)
     return status is not None and int(status) == _PSYCOPG_IN_ERROR
+
+
+def is_rolled_back_by(dialect: Dialect, error: BaseException) -> bool:
+    """Whether a database rolls the whole transaction back for an error, and begins another one: MySQL for a deadlock.
+
+    Its drivers do not tell otherwise: what they know of a transaction comes with answers, and not with errors.
+    """
+    numbers = (getattr(error, "errno", None), *getattr(error, "args", ())[:1])
+    return dialect.name in _MYSQL and _MYSQL_DEADLOCK in numbers
 
 
 def is_driver_in_transaction(dialect: str, raw: DBAPIConnection | None) -> bool | None:

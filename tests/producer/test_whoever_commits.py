@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from sqlalchemy import text
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.orm import Session
 
 import broker
@@ -18,6 +18,7 @@ from broker.enlisting.ledger_key import LEDGER_KEY
 from broker.errors import TransactionError
 from broker.local_transaction import SessionTransaction
 from broker.transaction.events import BY
+from tests.consumer.messages import deadlock
 from tests.producer import commit_cases, failure_cases
 from tests.producer.desk import INSERT, Case, Desk, desk_of, kinds
 
@@ -147,6 +148,22 @@ def test_a_rollback_by_sqlite_leaves_no_message_without_its_order(desk: Desk) ->
         client.transactions.rollback(half, extra_properties={BY: "a person"})
     else:
         client.half_messages.rollback(half)
+
+
+def test_a_rollback_by_mariadb_leaves_no_order_without_its_message(desk: Desk) -> None:
+    """For a deadlock, whose error is caught. The row of a released savepoint is gone then, as if it alone was."""
+    if desk.url.get_backend_name() != "mariadb":
+        pytest.skip("MySQL's and MariaDB's own")
+    desk.next_case()
+    with Session(desk.engine) as session:
+        with session.begin_nested():
+            desk.announce(session, 1)
+        with pytest.raises(OperationalError):
+            deadlock(desk.engine, session)
+        desk.save(session, 1)
+        with pytest.raises(TransactionError, match="rolled the whole transaction back for a deadlock"):
+            session.commit()
+    assert desk.judge() == (set(), set())
 
 
 def test_check_back_is_faster_than_a_commit_on_sqlite(desk: Desk) -> None:
