@@ -99,6 +99,10 @@ def make_queue(directory: Path, sizes: dict[int, int]) -> SegmentQueue:
         ({0: 100, 300: 100}, 100),
         ({0: 60, 100: 70, 200: 100}, 100),
         ({0: 0, 100: 0}, 100),
+        ({0: 98, 100: 92, 200: 40}, 100),
+        ({0: 92, 100: 92, 200: 100, 300: 92}, 100),
+        ({100: 92, 200: 92, 400: 92, 500: 0}, 100),
+        ({0: 100, 100: 100, 130: 100}, 100),
     ],
 )
 def test_the_size_of_segments(tmp_path: Path, sizes: dict[int, int], expected: int) -> None:

@@ -273,6 +273,18 @@ def test_zeros_that_a_copy_dropped_are_no_damage(store: Callable[[str], Path]) -
     assert comparable(verify_inline(str(path), 4000)) == comparable(cut)
 
 
+def test_zeros_that_a_copy_dropped_from_every_segment(small_segments: Path) -> None:
+    """Each segment is named with what it lacks: no record, and no segment that there never was."""
+    before = verify(small_segments)
+    for segment in (small_segments / "commitlog").iterdir():
+        os.truncate(segment, len(segment.read_bytes().rstrip(b"\0")))
+    report = verify(small_segments)
+    assert report.findings.counts == {"segment-size": len(list((small_segments / "commitlog").iterdir()))}
+    assert (report.records, report.digest) == (before.records, before.digest)
+    assert all("from name to name there are 32768" in one["text"] for one in report.as_json()["findings"])
+    assert comparable(verify_inline(str(small_segments), 4000)) == comparable(report)
+
+
 def test_bytes_of_an_older_write_behind_the_last_record(store: Callable[[str], Path]) -> None:
     """writeWithoutMmap of 5.5 writes a buffer as a whole, with what it held behind the record."""
     path = store("rocketmq-5.5.0-clean")

@@ -11,6 +11,7 @@ RocketMQ calls a segment a mapped file: MappedFileQueue (5.3.3), MapedFileQueue 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from bisect import bisect_right
 from collections import Counter
@@ -205,7 +206,8 @@ class SegmentQueue:
 def segment_size(segments: Sequence[Segment]) -> int:
     """The size of a queue's segments: what most files have, else what the distance of the names says; 0 without files.
 
-    A store does not say it: RocketMQ takes it from its configuration.
+    A store does not say it: RocketMQ takes it from its configuration. The names are multiples of it: a copy that drops
+    the zeros at the end of each file may leave none whole.
     """
     sizes = Counter(segment.size for segment in segments if segment.size)
     steps = Counter(after.base - before.base for before, after in pairwise(segments))
@@ -214,7 +216,11 @@ def segment_size(segments: Sequence[Segment]) -> int:
     if not steps:
         return max(sizes)
     # Of sizes that are as frequent, the one that the names agree with; cut files agree with nothing.
-    return max(sizes, key=lambda size: (sizes[size], steps[size], size))
+    usual = max(sizes, key=lambda size: (sizes[size], steps[size], size))
+    distance, largest = math.gcd(*steps), max(sizes)
+    if distance % usual == 0 or distance < largest:
+        return usual
+    return largest if distance % largest == 0 else distance
 
 
 def _is_segment(entry: Entry) -> bool:
@@ -224,11 +230,12 @@ def _is_segment(entry: Entry) -> bool:
 def damages_of(segments: Sequence[Segment], size: int) -> list[SegmentDamage]:
     """What no live queue shows, among segments of one size."""
     found = []
+    whose = "the others have" if any(segment.size == size for segment in segments) else "from name to name there are"
     for index, segment in enumerate(segments):
         following = segments[index + 1] if index + 1 < len(segments) else None
         if segment.size != size and (segment.size or following):
             start = segment.base + min(segment.size, size)
-            reason = f"the segment has {segment.size} bytes, the others have {size}"
+            reason = f"the segment has {segment.size} bytes, {whose} {size}"
             if len(segments) > 1:
                 found.append(SegmentDamage("segment-size", start, segment.base + size, segment.path, reason))
         if following is None or following.base == segment.base + size:
