@@ -1,19 +1,21 @@
 """The story of one transaction of RocketMQ 4.3 and later, whose ends are op messages: for the page in Airflow.
 
 The index leads to what carries the same unique key: the half messages (one that was checked is written again), the
-message that consumers got, the one that was given up. Only a rollback leaves nothing but an op message, which names the
-last half by its queue offset; ops are looked for behind the half, and no further than `OPS_LOOKED_AT`.
+message that consumers got, the one that was given up. What the index does not reach is read from the log. A rollback
+leaves nothing but an op message, which names the last half by its queue offset; ops are looked for behind the half, and
+no further than `OPS_LOOKED_AT`. An op message ends a delivered transaction, too: what lies before it is looked through.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import broker
 from broker.format import properties as names
 from broker.format.record import opmessage
-from broker.format.topics import HALF_TOPIC, OP_TAG, OP_TOPIC, OP_TOPIC_OF_ROCKSDB, PARK_TOPIC
+from broker.format.topics import HALF_TOPIC, OP_TAG, OP_TOPIC, OP_TOPIC_OF_ROCKSDB, PARK_TOPIC, SCHEDULE_TOPIC
 from broker.transaction.events import BY, PARKED_OFFSET, WHY, EventKind, checks, kind_of, target_topic
 from broker.transaction.parking import GIVEN_UP, park_notes
 
@@ -28,20 +30,43 @@ def half_op_story(store: broker.Store, half: Record) -> list[dict[str, Any]]:
     """What is known of the transaction of a half message, in log order. An index without it leaves the half alone."""
     properties = half.property_map
     unique_key, topic = properties.get(names.UNIQ_KEY, ""), target_topic(half.topic, properties)
-    halves = {half.commitlog_offset: half}
-    halves |= {one.commitlog_offset: one for one in _records(store, store.by_unique_key(half.topic, unique_key))}
-    copies = _records(store, store.by_unique_key(PARK_TOPIC, unique_key))
-    given_up = [copy for copy in copies if PARKED_OFFSET not in copy.property_map]  # by RocketMQ's broker
-    ends = [one for one in _records(store, store.by_unique_key(topic, unique_key)) if _ends(one, set(halves))]
+    carriers = with_unique_key(store, unique_key, (half.topic, PARK_TOPIC, topic, SCHEDULE_TOPIC))
+    halves = {one.commitlog_offset: one for one in (half, *carriers) if one.topic == half.topic}
+    given_up = [one for one in carriers if one.topic == PARK_TOPIC and PARKED_OFFSET not in one.property_map]
     first, *again = (halves[at] for at in sorted(halves))
+    ends = [one for one in carriers if _ends(one, halves, topic)]
+    op = None if ends else _op_of(store, [first, *again][-1])
+    if not ends and (op is not None or not unique_key):  # it may be delivered for all that
+        behind = store.records(max(halves), None if op is None else op.commitlog_offset)
+        ends = [one for one in behind if _ends(one, halves, topic)]
     steps = [prepared(first)]
     steps += [{**prepared(one), "what": f"written again, after check {checks(one.property_map)}"} for one in again]
-    steps += [{"what": "parked", **when(one), "why": GIVEN_UP, "by": ""} for one in given_up]
+    steps += [{"what": "parked", **when(one), "why": GIVEN_UP, "by": ""} for one in given_up]  # by RocketMQ's broker
     steps += parkings(store, halves)
     steps += [{"what": "committed", **when(one), **_decided(one), "delivered": delivered(one)} for one in ends]
-    if not ends:
-        steps += [{"what": "rolled back", **when(op), **_decided(op)} for op in _op_of(store, [first, *again][-1])]
+    if op is not None and not ends:
+        steps.append({"what": "rolled back", **when(op), **_decided(op)})
     return sorted(steps, key=lambda step: int(step["commitlog_offset"]))
+
+
+def with_unique_key(store: broker.Store, unique_key: str, topics: Iterable[str]) -> list[Record]:
+    """The records with a unique key in these topics, in log order; none for an empty key."""
+    if not unique_key:
+        return []
+    offsets = {one.commitlog_offset for topic in set(topics) for one in store.by_unique_key(topic, unique_key)}
+    found = {record.commitlog_offset: record for at in offsets if (record := store.record(at)) is not None}
+    behind = (one for one in unindexed(store) if one.property_map.get(names.UNIQ_KEY) == unique_key)
+    found |= {one.commitlog_offset: one for one in behind}
+    return [found[at] for at in sorted(found)]
+
+
+def unindexed(store: broker.Store) -> Iterator[Record]:
+    """The records that the index does not reach: all where there is none, the last ones where its broker was killed."""
+    reached = max((file.header.end_commitlog_offset for file in store.index.files()), default=store.begin_offset)
+    with suppress(broker.CorruptRecord):  # of a header that is damaged
+        store.record(reached)
+        return store.records(reached)
+    return store.records()
 
 
 def _decided(record: Record) -> dict[str, str]:
@@ -50,20 +75,17 @@ def _decided(record: Record) -> dict[str, str]:
     return {"why": properties.get(WHY, ""), "by": properties.get(BY, "")}
 
 
-def _records(store: broker.Store, messages: list[ReceivedMessage]) -> Iterator[Record]:
-    for message in messages:
-        record = store.record(message.commitlog_offset)
-        if record is not None:
-            yield record
+def _ends(record: Record, halves: Container[int], topic: str) -> bool:
+    """Whether a record delivers, at once or after a delay, what one of the half messages announced.
 
-
-def _ends(record: Record, halves: set[int]) -> bool:
-    """Whether a record delivers what one of the half messages announced."""
+    What a consumer sent back keeps the COMMIT flag and names offset 0, but is for its retry topic.
+    """
     kind = kind_of(record.topic, record.transaction_type)
-    return kind is EventKind.COMMITTED and record.prepared_transaction_offset in halves
+    named = kind is EventKind.COMMITTED and record.prepared_transaction_offset in halves
+    return named and target_topic(record.topic, record.property_map) == topic
 
 
-def _op_of(store: broker.Store, half: Record) -> Iterator[Record]:
+def _op_of(store: broker.Store, half: Record) -> Record | None:
     """The first op message that names the half; none when it is still in doubt, or too far away."""
     topic = OP_TOPIC if half.topic == HALF_TOPIC else OP_TOPIC_OF_ROCKSDB
     begin, end = store.queue_range(topic, half.queue_id)
@@ -71,8 +93,8 @@ def _op_of(store: broker.Store, half: Record) -> Iterator[Record]:
     for number in range(begin, min(end, begin + OPS_LOOKED_AT)):
         op = store.message(topic, half.queue_id, number)
         if op is not None and op.tag == OP_TAG and _names(op, half):
-            yield from _records(store, [op])
-            return
+            return store.record(op.commitlog_offset)
+    return None
 
 
 def _names(op: ReceivedMessage, half: Record) -> bool:

@@ -21,7 +21,7 @@ from broker.format.commitlog import Record
 from broker.format.java import decode_message_id
 from broker.format.topics import DLQ_PREFIX, HALF_TOPIC, PARK_TOPIC, RETRY_PREFIX
 from broker.transaction.events import EventKind, kind_of
-from recovery.views.history_half_op import when
+from recovery.views.history_half_op import when, with_unique_key
 from recovery.views.overview import story
 
 _SHOWN_APART = ("what", "commitlog_offset", "stored_ms")
@@ -38,13 +38,7 @@ def records_of(store: broker.Store, identifier: str) -> list[Record]:
 
 def by_unique_key(store: broker.Store, unique_key: str) -> list[Record]:
     """The records with a unique key in every topic, half messages included, in log order."""
-    found: dict[int, Record] = {}
-    for topic in dict.fromkeys((HALF_TOPIC, PARK_TOPIC, *store.topics())):
-        for message in store.by_unique_key(topic, unique_key):
-            record = _record_at(store, message.commitlog_offset)
-            if record is not None:
-                found[record.commitlog_offset] = record
-    return [found[offset] for offset in sorted(found)]
+    return with_unique_key(store, unique_key, (HALF_TOPIC, PARK_TOPIC, *store.topics()))
 
 
 def _record_at(store: broker.Store, commitlog_offset: int) -> Record | None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import broker
 from broker.format.commitlog import RecordHead
+from broker.format.index import IndexHeader
 from broker.format.sysflag import INNER_BATCH
 from recovery.views.messages.export import export, exported
 from recovery.views.messages.find import Query, find
@@ -37,3 +39,21 @@ def test_a_message_that_waits_for_its_delay_is_not_exported(tmp_path: Path) -> N
     messages = [one.message.topic for one in exported(lines)]
     assert messages
     assert set(messages) == {TOPIC}
+
+
+def test_what_the_index_does_not_reach_is_found(tmp_path: Path) -> None:
+    """A broker that was killed leaves the end of its log out of the index; a living one writes it a moment later."""
+    path = tmp_path / "store"
+    with broker.open(path, sync="os") as store:
+        store.append(broker.Message(TOPIC, b"old", keys=["4711"]))
+    (index,) = (path / "index").iterdir()
+    behind = index.read_bytes()
+    with broker.open(path, sync="os") as store:
+        store.append(broker.Message(TOPIC, b"new", keys=["4711"]))
+        store.append(broker.Message(TOPIC, b"another", keys=["4712"]))
+    index.write_bytes(behind)
+    assert [one.body for one in find(str(path), Query(key="4711"))] == [b"old", b"new"]
+    assert [one.body for one in find(str(path), Query(key="4711", topic=TOPIC), limit=1)] == [b"old"]
+    end = IndexHeader.OFFSET["end_commitlog_offset"] + 7
+    index.write_bytes(behind[:end] + bytes([behind[end] ^ 1]) + behind[end + 1 :])
+    assert [one.body for one in find(str(path), Query(key="4711"))] == [b"old", b"new"], "a flipped bit in its header"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import broker
 from broker.format.java import encode_message_id
 from broker.format.topics import HALF_TOPIC
+from broker.store.read.layout import StoreLayout
 from recovery.views.lookup import records_of, trace
 from tests.cli.command import command
 
@@ -60,6 +62,38 @@ def test_a_rolled_back_half_message_that_a_rocksdb_knows(golden: Callable[[str],
         half = next(one for one in opened.records() if one.property_map.get("KEYS") == "t-4-r")
     steps = trace(str(path), str(half.commitlog_offset))["steps"]
     assert [step["what"] for step in steps] == ["prepared", "rolled back"]
+
+
+@pytest.mark.usefixtures("each_engine")
+@pytest.mark.parametrize("lost", [slice(0), slice(1), slice(-1, None), slice(None)], ids=["no", "first", "last", "all"])
+def test_what_files_of_the_index_are_lost_changes_no_decision(tmp_path: Path, lost: slice) -> None:
+    """A delayed commit goes to another topic, and an op message alone does not say that it rolled back."""
+    path, keys = tmp_path / "store", []
+    with broker.open(path, layout=StoreLayout(4096, 400, 240, 200, 16, 24), sync="os") as store:
+        for number in range(24):
+            delay = {"DELAY": "3"} if number % 3 == 2 else {}
+            half = store.transactions.prepare(broker.Message("orders", b"lamp"), "shop", extra_properties=delay)
+            (store.transactions.rollback if number % 3 == 1 else store.transactions.commit)(half)
+            keys.append((half.commitlog_offset, half.unique_key))
+    files = sorted((path / "index").iterdir())
+    assert len(files) > 1
+    for file in files[lost]:
+        file.unlink()
+    for number, (offset, unique_key) in enumerate(keys):
+        decided = "rolled back" if number % 3 == 1 else "committed"
+        assert [step["what"] for step in trace(str(path), str(offset))["steps"]] == ["prepared", decided]
+        found = trace(str(path), str(unique_key))
+        assert found["half_offset"] in (offset, None)
+        assert found["half_offset"] == offset or lost == slice(1), "what is behind the index is read from the log"
+
+
+def test_without_an_index(store: Path, tmp_path: Path) -> None:
+    """Of messageIndexEnable=false, or of 5.5 with its index in a RocksDB: each record with the unique key is found."""
+    asked = [_half(store, answer) for answer in "ckru"]
+    before = [trace(str(store), unique_key)["steps"] for _, unique_key, _ in asked]
+    path = shutil.copytree(store, tmp_path / "store", ignore=shutil.ignore_patterns("index"))
+    for (offset, unique_key, _), steps in zip(asked, before, strict=True):
+        assert trace(str(path), unique_key)["steps"] == trace(str(path), str(offset))["steps"] == steps
 
 
 def test_what_is_no_transaction_is_said(store: Path) -> None:

@@ -27,6 +27,7 @@ from broker.format.topics import (
     SYSTEM_PREFIX,
 )
 from broker.message import ReceivedMessage
+from recovery.views.history_half_op import unindexed
 from recovery.views.lookup import records_of
 
 _TIME_MAX_MS = (1 << 63) - 1
@@ -84,17 +85,21 @@ def _records(store: broker.Store, query: Query) -> Iterator[Record]:
 
 
 def _indexed(store: broker.Store, query: Query) -> list[Record]:
-    """The records that the index names; half messages are indexed by the topic that they are for, or by their own."""
+    """The records that the index names, or does not reach, in log order.
+
+    Half messages are indexed by the topic that they are for, or by their own.
+    """
     topics = [query.topic] if query.topic else store.topics()
     offsets: set[int] = set()
     for topic in dict.fromkeys((*topics, HALF_TOPIC, PARK_TOPIC)):
         if query.unique_key:
             offsets.update(one.commitlog_offset for one in store.by_unique_key(topic, query.unique_key))
         else:
-            found = store.by_key(topic, query.key, query.since_ms, query.until_ms)
-            offsets.update(one.commitlog_offset for one in found)
-    records = (store.record(offset) for offset in sorted(offsets))
-    return [record for record in records if record is not None]
+            named = store.by_key(topic, query.key, query.since_ms, query.until_ms)
+            offsets.update(one.commitlog_offset for one in named)
+    found = {offset: record for offset in offsets if (record := store.record(offset)) is not None}
+    found |= {record.commitlog_offset: record for record in unindexed(store) if query.holds(record)}
+    return [found[offset] for offset in sorted(found)]
 
 
 def _messages(record: Record, query: Query) -> Iterator[ReceivedMessage]:
