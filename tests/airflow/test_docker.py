@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from airflow.api_fastapi.auth.managers.base_auth_manager import BaseAuthManager
 
 from recovery.airflow.bundle import CheckbackDagBundle
 from recovery.airflow.hook import SPARK_CONNECTION
@@ -188,6 +190,16 @@ def test_the_kubernetes_values_are_the_compose_files(tmp_path: Path) -> None:
     mounts = [one["mountPath"] for one in values["volumeMounts"]]
     assert any(store.path.startswith(mount) for mount in mounts)
     assert told["AIRFLOW__CHECKBACK__STORES"].startswith(tuple(mounts))
+
+
+def test_the_kubernetes_values_name_an_auth_manager_that_the_image_has() -> None:
+    """The chart takes FAB, and makes its user by `airflow users`: the API server and the installation failed."""
+    values = yaml.safe_load((DOCKER / "kubernetes/values.yaml").read_text(encoding="utf-8"))
+    lock = (DOCKER / "requirements.lock").read_text(encoding="utf-8")
+    assert "apache-airflow-providers-fab==" not in lock
+    module, name = values["config"]["core"]["auth_manager"].rsplit(".", 1)
+    assert issubclass(getattr(importlib.import_module(module), name), BaseAuthManager)
+    assert values["createUserJob"] == {"enabled": False}
 
 
 def test_the_image_is_built_from_the_lock() -> None:
