@@ -113,6 +113,16 @@ def test_every_directory_has_a_name_that_dags_can_have(name: str, tmp_path: Path
     assert len(read_stores(str(tmp_path / "stores.toml")).stores) == 1
 
 
+def test_the_settings_are_their_owners_alone_in_a_directory_that_was_there(tmp_path: Path) -> None:
+    """They have the URL of --ledger; each user of the machine could read its password."""
+    named, password = tmp_path / "stores.toml", "postgresql+psycopg://shop:secret@db/shop"
+    named.write_text("")
+    named.chmod(0o644)
+    verbs_up._write_settings(str(named), {"path": "/srv/shop.store", "ledger": password})
+    assert named.stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == ["stores.toml"]
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [

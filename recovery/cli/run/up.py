@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -64,7 +65,7 @@ def up(
     surroundings.check_airflow()
     _check_options(serve, stores, ledger, resolver, of_one_store=bool(store or demo or ledger or resolver))
     directory = os.path.abspath(os.path.expanduser(home))
-    os.makedirs(directory, mode=0o700, exist_ok=True)  # the settings may hold the ledger's password
+    os.makedirs(directory, mode=0o700, exist_ok=True)
     surroundings.check_disk(directory)
     surroundings.check_port(port)
     airflow = Standalone(
@@ -212,13 +213,18 @@ def _one_store(directory: str, store: str | None, **asked: str | None) -> dict[s
 
 
 def _write_settings(named: str, settings: Mapping[str, Any]) -> None:
-    """The file that the DAGs read: one store, named as its directory is."""
+    """The file that the DAGs read: one store, named as its directory is.
+
+    It is its owner's alone, wherever it lies: the ledger's URL may have a password.
+    """
     from recovery.airflow.operating.sense import NAME_MOST
 
     title = os.path.basename(settings["path"]).split(".")[0]
     name = re.sub(r"[^A-Za-z0-9_-]", "-", title)[:NAME_MOST] or "store"
-    with open(named, "w", encoding="utf-8") as file:
+    descriptor, beside = tempfile.mkstemp(prefix=".stores-", dir=os.path.dirname(named))  # mode 0600
+    with open(descriptor, "w", encoding="utf-8") as file:
         file.write(json.dumps({"stores": {name: settings}}, indent=2))
+    os.replace(beside, named)
 
 
 def _check_stores(named: str, *, is_only_one: bool) -> None:
