@@ -19,7 +19,7 @@ from recovery.airflow.local.preflight import NotHere
 from recovery.airflow.local.rest import ASKS, Rest, Run
 from recovery.airflow.local.standalone import Standalone, _has_mark, _processes
 from recovery.airflow.local.status import last_runs, runs, standing
-from recovery.airflow.settings import read_stores
+from recovery.airflow.settings import StoreSettings, read_stores
 from recovery.cli.declaration import VerbGroup
 from recovery.cli.run import up as verbs_up
 from tests.jobs.shops import shop
@@ -210,6 +210,17 @@ def test_all_pages_of_the_dags_are_read(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(Rest, "ask", ask)
     assert Rest("http://127.0.0.1:1", lambda: None).dag_ids() == known
+
+
+def test_a_store_of_a_connection_is_shown_by_the_page(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its line said that the path of a store is a str or a pathlib.Path, every few seconds."""
+    monkeypatch.setattr(Rest, "last_runs", lambda _self: {})
+    monkeypatch.setattr(Rest, "unhealthy", lambda _self: [])
+    store = StoreSettings(name="billing", connection="billing_store")
+    verbs_up._tell(Rest("http://127.0.0.1:1", lambda: None), [store])
+    assert "billing: the page shows it, since the connection billing_store has its path" in capsys.readouterr().out
 
 
 def test_lines_say_how_things_stand(tmp_path: Path) -> None:

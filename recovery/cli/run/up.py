@@ -307,7 +307,10 @@ def _tell(rest: Rest, looked_after: Sequence[StoreSettings]) -> None:
 
     now = time.strftime("%H:%M:%S")
     for store in looked_after:
-        show_now(f"{now}  {standing(store.name, store.path, time.time_ns() // 1_000_000)}")
+        if store.path:  # else its connection has it, which is Airflow's to read
+            show_now(f"{now}  {standing(store.name, store.path, time.time_ns() // 1_000_000)}")
+        else:
+            show_now(f"{now}  {store.name}: the page shows it, since the connection {store.connection} has its path")
     show_now(f"{now}  {last_runs([store.name for store in looked_after], rest)}")
 
 
