@@ -10,9 +10,12 @@ stands before it. Any other answer without a state counts as unknown. Needs the 
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -34,6 +37,35 @@ _WAIT_S = 0.5
 
 class _Away(Exception):
     """The endpoint may be there in a moment; the text says what was wrong."""
+
+
+class _ShownAlone(logging.Filter):
+    """httpx logs each request with its whole URL, a password and a token in it: of ours, what may be shown.
+
+    A request that the application makes in another thread is logged as before.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._here = threading.local()
+
+    @contextlib.contextmanager
+    def asking(self) -> Iterator[None]:
+        """While this thread asks. A filter that is there already is not added again."""
+        logging.getLogger("httpx").addFilter(self)
+        self._here.asks = True
+        try:
+            yield
+        finally:
+            self._here.asks = False
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if getattr(self._here, "asks", False) and isinstance(record.args, tuple):
+            record.args = tuple(shown(str(one)) if "://" in str(one) else one for one in record.args)
+        return True
+
+
+_shown_alone = _ShownAlone()
 
 
 class HttpResolver:
@@ -93,10 +125,9 @@ class HttpResolver:
         import httpx
 
         headers = {"Accept-Encoding": "identity", **self._headers}
+        request = {"json": described(half), "headers": headers, "follow_redirects": False}
         try:
-            with client.stream(
-                "POST", self._url, json=described(half), headers=headers, follow_redirects=False
-            ) as response:
+            with _shown_alone.asking(), client.stream("POST", self._url, **request) as response:
                 refusal = _refusal(response.status_code)
                 body = b"" if refusal else _body(response, deadline)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:

@@ -207,6 +207,20 @@ def test_an_endpoint_that_does_not_answer_is_down_and_asked_no_more_in_this_roun
     assert len(asked) == 3 * 3  # three questions, each tried three times
 
 
+def test_the_log_of_httpx_shows_no_secret_of_ours(question: Question, caplog: pytest.LogCaptureFixture) -> None:
+    """It logs the whole URL of each request: an application that logs information had our password and token there."""
+    with httpx.Client(transport=httpx.MockTransport(lambda _request: answered(200, b'{"state": "commit"}'))) as client:
+        caplog.set_level("INFO", logger="httpx")
+        resolver = HttpResolver("http://shop:PASSWORD@shop/check?token=TOKEN", client=client)
+        assert one(resolver, question).outcome is Outcome.COMMITTED
+        client.get("http://other/page?of=the-application")
+    ours, others = caplog.messages
+    assert "POST http://shop/check " in ours
+    assert "PASSWORD" not in ours
+    assert "TOKEN" not in ours
+    assert "GET http://other/page?of=the-application" in others
+
+
 # Who asks whom
 
 
