@@ -133,6 +133,19 @@ def test_check_back_is_red_while_nobody_answers_and_a_recovery_goes_on(dag: Call
     assert inlet.watchers, "of two assets with one name in a DAG Airflow takes the last"
 
 
+def test_check_back_goes_before_what_takes_long(dag: Callable[..., DAG], tmp_path: Path) -> None:
+    """It was last where workers are scarce: the nightly verifications of all stores came first, and each rebuild."""
+    works = ("check_back", "verify_store", "rebuild_state_table", "retention", "recover_after_crash")
+    weights = {
+        f"{work}.{task.task_id}": sum(one.priority_weight for one in [task, *task.get_flat_relatives(upstream=False)])
+        for work in works
+        for task in dag(work, path=str(tmp_path / "store")).tasks
+    }
+    ours = weights.pop("check_back.check_back")
+    first = {"recover_after_crash.plan", "recover_after_crash.approve", "recover_after_crash.recover"}
+    assert {name for name, weight in weights.items() if weight >= ours} == first
+
+
 def test_verification_of_a_sound_store_is_green(dag: Callable[..., DAG], tmp_path: Path) -> None:
     """And its report is kept."""
     path = shop(tmp_path / "shop")

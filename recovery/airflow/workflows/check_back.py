@@ -28,12 +28,15 @@ from recovery.airflow.triggers import DueTrigger
 from recovery.airflow.versions import asset_or_every
 from recovery.airflow.workflows.wiring import merged, shared
 
+_WEIGHT = 6  # it takes seconds: before a rebuild and a verification, which may take hours, and behind a recovery
+
 
 def make(store: StoreSettings, **overrides: Any) -> DAG:
     """The DAG of a store; `overrides` are arguments of `DAG`."""
     # One retry, for a worker that was killed: after that the next pass comes sooner. A pass that hangs for ten minutes
     # waits for something that never comes.
-    wiring = shared(store, "check_back", retries=1, most=timedelta(minutes=10), within=timedelta(minutes=5))
+    limits = {"most": timedelta(minutes=10), "within": timedelta(minutes=5)}
+    wiring = shared(store, "check_back", retries=1, weight=_WEIGHT, **limits)
     due = due_asset(store)
     alerts: dict[str, Any] = {
         "on_failure_callback": [StoreAlert(store=store.name, connection=store.alerts, again_s=store.ask_again_after_s)],

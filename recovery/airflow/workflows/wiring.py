@@ -42,10 +42,12 @@ def shared_of(
     most: timedelta = timedelta(hours=6),
     within: timedelta | None = None,
     again: Sequence[timedelta] = (),
+    weight: int = 1,
 ) -> dict[str, Any]:
     """The arguments of a DAG. `most`: of one task; `within`: a run that takes longer is an alert.
 
-    And another one at each of the times `again`, which are those of a run that waits for a person's answer.
+    And another one at each of the times `again`, which are those of a run that waits for a person's answer. `weight`:
+    where workers are scarce Airflow first starts a task with a higher sum of its own and of those behind it.
     """
     alert = StoreAlert(store=name, connection=alerts)
     tasks = {
@@ -53,6 +55,7 @@ def shared_of(
         "retry_delay": timedelta(seconds=10),
         **retry_policy(),
         "execution_timeout": most,
+        "priority_weight": weight,
         "on_failure_callback": [alert],
     }
     found: dict[str, Any] = {
