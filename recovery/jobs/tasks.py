@@ -173,10 +173,7 @@ def parked(
     """
     from recovery.views.overview import overview
 
-    broker.open(path, read_only=True).close()
-    if not os.path.exists(Paths(path).store_json):
-        text = "another program wrote it, and its broker alone can end its transactions: nothing was asked"
-        raise StoreError(f"{path}: {text}. Have one checked again by RocketMQ's resumeCheckHalfMessage", path=path)
+    _check_is_ours(path)
     found = overview(path, now_ms, limit=0, parked_limit=limit if only is None else None).parked
     chosen = [one for one in found if only in (None, one.commitlog_offset)][:limit]
     return [
@@ -187,6 +184,14 @@ def parked(
         }
         for one in chosen
     ]
+
+
+def _check_is_ours(path: str) -> None:
+    """Raises StoreError for a store that another program wrote: a take-over of it would be another thing to decide."""
+    broker.open(path, read_only=True).close()
+    if not os.path.exists(Paths(path).store_json):
+        text = "another program wrote it, and its broker alone can end its transactions: nothing was done"
+        raise StoreError(f"{path}: {text}. Have one checked again by RocketMQ's resumeCheckHalfMessage", path=path)
 
 
 def resolve(
@@ -209,6 +214,7 @@ def resolve(
         return {"commitlog_offset": commitlog_offset, "result": "unchanged", "why": "left as it is"}
     from recovery.checkback import manual as by_hand
 
+    _check_is_ours(path)
     reason, by = why.strip() or "no reason was given", by.strip() or "somebody in Airflow"
     with opened(path, catalog, must_answer=False, **asked) as shop:
         half = shop.store.transactions.half(commitlog_offset)

@@ -46,7 +46,7 @@ def line_of(name: str, path: str) -> dict[str, Any]:
         seen, report = overview(path, now_ms(), limit=LISTED, parked_limit=0), last_report(path)
         lag = sum(one["lag"] for one in _consumers(path))
         facts = {"counts": seen.counts, "oldest_s": seen.oldest_s, "crashed": bool(crashed(path)), "lag": lag}
-        facts["foreign"] = Disk().entry(Paths(path).store_json) is None  # another program wrote it
+        facts["foreign"] = _is_foreign(path)
         return {**line, **facts, "copy": _copy(path), "report": report and _short(report)}
     except UNREADABLE as error:
         return {**line, "error": str(error)}
@@ -65,6 +65,7 @@ def store_of(name: str, path: str) -> dict[str, Any]:
         "consumers": _consumers(path)[:LISTED],
         "dead_letters": dead,
         "crashed": bool(crashed(path)),
+        "foreign": _is_foreign(path),
         "copy": _copy(path),
     }
     facts["clients"] = _clients(path)
@@ -94,12 +95,17 @@ def dead_letters_of(name: str, path: str, group: str) -> dict[str, Any]:
     with broker.open(path, read_only=True) as store:
         newest = [one.as_json() for one in dead_letters(store, group, newest=LISTED)][::-1]
         omitted = max(0, groups(store).get(group, 0) - LISTED)
-    return {"name": name, "group": group, "letters": newest, "omitted": omitted}
+    return {"name": name, "group": group, "letters": newest, "omitted": omitted, "foreign": _is_foreign(path)}
 
 
 def now_ms() -> int:
     """The time of this look."""
     return time.time_ns() // 1_000_000
+
+
+def _is_foreign(path: str) -> bool:
+    """Whether another program wrote the store: its broker alone decides, sends again and removes."""
+    return Disk().entry(Paths(path).store_json) is None
 
 
 def _copy(path: str) -> dict[str, Any] | None:

@@ -83,8 +83,14 @@ def test_an_approval_of_a_take_over_is_for_the_log_that_was_shown(golden_copy: C
 
 def test_nobody_is_asked_about_what_cannot_be_done(golden: Callable[[str], Path]) -> None:
     """What a broker parked it alone can end: twenty people's answers were red tasks."""
-    with pytest.raises(broker.StoreError, match="its broker alone can end its transactions: nothing was asked"):
+    with pytest.raises(broker.StoreError, match="its broker alone can end its transactions: nothing was done"):
         tasks.parked(str(golden("rocketmq-5.3.3-killed")), now_ms=1)
+
+
+def test_a_decision_that_a_broker_alone_can_carry_out_names_no_take_over(golden: Callable[[str], Path]) -> None:
+    """The page said to stop the broker and take its store over, which of a store of 5.x is impossible."""
+    with pytest.raises(broker.StoreError, match=r"nothing was done\. Have one checked again by RocketMQ's resume"):
+        tasks.resolve(str(golden("rocketmq-5.3.3-killed")), commitlog_offset=0, decision="commit", now_ms=1)
 
 
 def test_nobody_is_asked_to_exchange_what_a_rebuild_refuses(tmp_path: Path) -> None:

@@ -20,8 +20,9 @@ pytestmark = [
 
 def test_a_parked_transaction_is_decided_by_clicks(tmp_path: Path) -> None:
     """The printed link logs in and does not keep the token; the form demands a reason; nothing overflows at 400 px."""
-    path = shown_shop(tmp_path / "shop")
-    with page_over(str(path)) as (url, token):
+    path, foreign = shown_shop(tmp_path / "shop"), shown_shop(tmp_path / "foreign", "half-op")
+    shutil.rmtree(foreign / "checkback")
+    with page_over(str(path), str(foreign)) as (url, token):
         browser = Browser()
         try:
             browser.size(400, 800)
@@ -43,6 +44,11 @@ def test_a_parked_transaction_is_decided_by_clicks(tmp_path: Path) -> None:
             browser.run("document.querySelector('dialog form').requestSubmit()")
             browser.wait_for(": committed")
             assert overview(str(path), 0).counts["parked"] == 1
+            browser.run("location.hash = 'foreign'")
+            assert "only read: not our store" in browser.wait_for("Its broker alone can end them")
+            assert browser.run("document.querySelectorAll('td button').length") == 0
+            browser.run("location.hash = 'foreign/dead/billing'")
+            browser.wait_for("its broker sends them again")
             browser.open(f"{url}/?other")
             browser.wait_for("Stores of transactional messages")
         finally:
