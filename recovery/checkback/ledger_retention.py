@@ -40,6 +40,20 @@ def expire_ledger(store: LiveStore, resolver: LedgerResolver, now_ms: int, keep_
     return resolver.expire(low_water_ms(store, now_ms, keep_ms))
 
 
+def expire_ledgers(
+    store: LiveStore, ledgers: Iterable[LedgerResolver], now_ms: int, keep_ms: int = KEEP_MS
+) -> tuple[int, list[str]]:
+    """The same of several: how many rows went, and of each database that takes no part now, why its rows stay."""
+    gone, staying = 0, []
+    for ledger in ledgers:
+        try:
+            gone += expire_ledger(store, ledger, now_ms, keep_ms)
+        except (SQLAlchemyError, WrongLedger) as error:
+            why = ledger.trouble(error).why if isinstance(error, SQLAlchemyError) else error
+            staying.append(f"old rows of {ledger!r} stay: {why}")
+    return gone, staying
+
+
 def keeper(store: LiveStore, ledgers: Iterable[LedgerResolver], keep_ms: int = KEEP_MS) -> Callable[[int], None]:
     """What removes old rows of these ledgers, at a time by the store's clock.
 
@@ -50,11 +64,7 @@ def keeper(store: LiveStore, ledgers: Iterable[LedgerResolver], keep_ms: int = K
     def keep_house(now_ms: int) -> None:
         # Keys are of the wall clock. The store's goes on from where that was once, if it was set back.
         now_ms = min(now_ms, time.time_ns() // 1_000_000)
-        for ledger in listed:
-            try:
-                expire_ledger(store, ledger, now_ms, keep_ms)
-            except (SQLAlchemyError, WrongLedger) as error:
-                why = ledger.trouble(error).why if isinstance(error, SQLAlchemyError) else error
-                _log.warning("old rows of %r stay: %s", ledger, why, extra=event("ledger-rows-stay", store=store.path))
+        for why in expire_ledgers(store, listed, now_ms, keep_ms)[1]:
+            _log.warning("%s", why, extra=event("ledger-rows-stay", store=store.path))
 
     return keep_house

@@ -33,6 +33,7 @@ from recovery.jobs.setup import LATEST_RETENTION, alone, keep_report, opened, re
 FINDINGS_SHOWN = 50  # in a task's result, and entries that were not judged; the report has all
 REASONS_SHOWN = 3  # in a task's error; the catalog and the page have all
 PARKED_AT_ONCE = 20  # a page's worth: a person decides about each
+_NOTHING_RETAINED: dict[str, Any] = {"segments": 0, "pins": [], "ledger_rows_stay": []}
 
 
 # Looking
@@ -248,30 +249,32 @@ def retain(
 
     Above `max_bytes` (as 20GiB) of the store, or below `free_bytes` of its disk, the oldest segments go however young.
     What somebody has yet to read stays, unless `even_unread`: `pins` says what, `pins_omitted` how many half messages
-    more, `unread` how much, by group and topic.
+    more, `unread` how much, by group and topic. A database that does not answer, or is not the ledger, keeps its rows,
+    and stops nothing else: `ledger_rows_stay` says why.
     Processes that have the store open with a retention of their own are heard: the most careful counts. A store that
     another program wrote is left alone, as `did` says.
     """
     from broker.store.maintain.retention import most_careful
-    from recovery.checkback.ledger_retention import expire_ledger
+    from recovery.checkback.ledger_retention import expire_ledgers
     from recovery.checkback.policy import parse_duration
     from recovery.jobs.setup import parse_retention
 
     wanted = parse_retention(keep, max_bytes, free_bytes, gone_after, even_unread=even_unread)
     broker.open(path, read_only=True).close()  # where no store is, none was written by anybody
     if not os.path.exists(Paths(path).store_json):
-        return {"did": "another program wrote it, and its broker removes what is old", "segments": 0, "pins": []}
+        return {"did": "another program wrote it, and its broker removes what is old", **_NOTHING_RETAINED}
     with alone(path, "retention"), opened(path, catalog, must_answer=False, **asked) as shop:
         also = shop.store.retention
         done = shop.store.retain(most_careful([wanted, also]) if also else wanted, now_ms=now_ms)
-        rows = sum(expire_ledger(shop.store, ledger, now_ms) for ledger in shop.resolvers.ledgers.values())
+        rows, staying = expire_ledgers(shop.store, shop.resolvers.ledgers.values(), now_ms)
         slot_of, service = shop.store.writer.dispatcher.slot, shop.store.transactions
         in_doubt = {slot_of(slot).commitlog_offset for slot in service.in_doubt_slots()}
         forgotten = [at for at in shop.catalog.known() if at not in in_doubt]
         shop.catalog.remember((), forgotten)
         reports = remove_reports(path, now_ms - parse_duration(keep))
         summary = done.as_json()
-        rest = {"ledger_rows": rows, "catalog_rows": len(forgotten), "reports": reports, "now_ms": now_ms}
+        rest: dict[str, Any] = {"ledger_rows": rows, "ledger_rows_stay": staying, "catalog_rows": len(forgotten)}
+        rest |= {"reports": reports, "now_ms": now_ms}
         kept = keep_report(path, f"retain-{now_ms}.json", {**summary, **rest}, latest=LATEST_RETENTION)
     counts = {"segments": len(done.segments), "derived_files": len(done.derived), "begin_offset": done.begin}
     names = ("bytes", "due", "used_bytes", "disk_free_bytes", "pins", "pins_omitted", "unread", "unread_gone")

@@ -22,12 +22,14 @@ from recovery.airflow.operators import (
     CheckBackOperator,
     NoFindingsOperator,
     ParkedOperator,
+    RetentionOperator,
     VerifyOperator,
 )
 from recovery.airflow.operators.approved import question
 from recovery.airflow.sensors import MessageSensor
 from recovery.airflow.settings import BadSettings
 from recovery.airflow.versions import AirflowFailException, AirflowSkipException
+from recovery.jobs.setup import LATEST_RETENTION, last_report
 from recovery.jobs.tasks import Unanswered, crashed
 from tests.airflow.bags import DagSerialization
 from tests.airflow.dag_runs import context
@@ -98,6 +100,15 @@ def test_a_round_that_asked_nobody_proves_nothing(tmp_path: Path) -> None:
     operator.policy = {}
     operator.execute(context())
     assert not operator.is_inconclusive
+
+
+def test_a_retention_that_left_ledger_rows_is_red_when_all_else_is_done(tmp_path: Path) -> None:
+    """With one sentence, and not four times: another attempt in ten seconds would not help."""
+    path = shop(tmp_path / "shop", orders=0)
+    nobody = "postgresql+psycopg://shop@127.0.0.1:1/shop"
+    with pytest.raises(AirflowFailException, match=r"does not answer.*All else was done; the next run tries again$"):
+        RetentionOperator(task_id="retain", path=str(path), ledger=nobody).execute(context())
+    assert last_report(str(path), LATEST_RETENTION) is not None
 
 
 def test_a_verification_needs_no_ledger(tmp_path: Path) -> None:

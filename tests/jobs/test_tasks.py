@@ -273,6 +273,24 @@ def test_retention_takes_whole_segments_and_names_what_pins_one(tmp_path: Path) 
     assert tasks.verify(str(path), now_ms=1)["ok"]
 
 
+def test_a_ledger_that_does_not_answer_keeps_its_rows_and_stops_no_retention(tmp_path: Path) -> None:
+    """Segments were gone by then, no report said so, and the alert was SQLAlchemy's own text, of three lines."""
+    path, later = shop(tmp_path / "shop", orders=0), now_ms() + LATE_MS
+    with broker.open(str(path)) as store:
+        for _ in range(30):
+            store.append(broker.Message("filler", bytes(100_000)))
+    url = "postgresql+psycopg://shop:secret@127.0.0.1:1/shop"
+    found = tasks.retain(str(path), now_ms=later, keep="1s", even_unread=True, ledger=url)
+    (why,) = found["ledger_rows_stay"]
+    assert "does not answer: connection failed" in why
+    assert "secret" not in why
+    assert "\n" not in why
+    assert "sqlalche.me" not in why
+    last = last_report(str(path), LATEST_RETENTION)
+    assert last is not None
+    assert len(last["segments"]) == found["segments"] > 0
+
+
 def test_retention_waits_for_a_group_and_says_how_far_it_is(tmp_path: Path) -> None:
     """The report of the job has bytes, segments, what pins, and the unread of each group; the last one is kept."""
     path, later = shop(tmp_path / "shop", orders=0), now_ms() + LATE_MS

@@ -9,7 +9,7 @@ from airflow.sdk import Context
 
 from recovery.airflow.arguments import check, is_true
 from recovery.airflow.operators.store import StoreOperator, now_ms
-from recovery.airflow.versions import AirflowSkipException
+from recovery.airflow.versions import AirflowFailException, AirflowSkipException
 
 _PINS_LOGGED = 20
 
@@ -37,7 +37,10 @@ class RetentionOperator(StoreOperator):
         check(self, "keep", "max_bytes", "free_bytes", "gone_after", "even_unread")
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """What was removed, what was unread of it, and what pins what could not be."""
+        """What was removed, what was unread of it, and what pins what could not be.
+
+        Raises AirflowFailException, when all else is done, where a database keeps its ledger rows.
+        """
         from recovery.jobs import tasks
 
         self.leave_crashed(AirflowSkipException)
@@ -51,4 +54,7 @@ class RetentionOperator(StoreOperator):
         )
         for pin in found["pins"][:_PINS_LOGGED]:
             self.log.warning("segments that are due stay: %s", pin["text"])
+        if staying := found["ledger_rows_stay"]:
+            text = f"{self.store_path()}: {'; '.join(staying)}. All else was done; the next run tries again"
+            raise AirflowFailException(text)
         return found

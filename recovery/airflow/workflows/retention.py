@@ -7,6 +7,9 @@ transactions that ended long ago.
 A segment stays that holds a half message in doubt, or a message that a consumer group has yet to acknowledge.
 **`retain` names what it is** (`pins`, and `unread` by group and topic): settle it by `resolve_parked` or
 `checkback end`, start the group's consumers; until then the store grows, and on a full disk sends are refused.
+
+**`retain` is red**: mostly a ledger's database does not answer, or is not the store's; its old rows stay until a later
+run, and all else was done. Its log says so.
 """
 
 from __future__ import annotations
