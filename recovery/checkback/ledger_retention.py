@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from broker.database.ledger_binding import KnownLedgers
 from broker.enlisting.ledger_key import LEDGER_KEY, key_time_ms
 from broker.errors import CorruptStore
 from broker.live import LiveStore
@@ -43,13 +44,19 @@ def expire_ledger(store: LiveStore, resolver: LedgerResolver, now_ms: int, keep_
 def expire_ledgers(
     store: LiveStore, ledgers: Iterable[LedgerResolver], now_ms: int, keep_ms: int = KEEP_MS
 ) -> tuple[int, list[str]]:
-    """The same of several: how many rows went, and of each database that takes no part now, why its rows stay."""
-    gone, staying = 0, []
+    """The same of several: how many rows went, and of each database that takes no part now, why its rows stay.
+
+    A store whose producers were never bound to a ledger has no rows in any: there a ledger that nobody used is right.
+    """
+    gone, staying = 0, list[str]()
+    if not KnownLedgers(store.path, store.writer.disk).all():
+        return gone, staying
     for ledger in ledgers:
         try:
             gone += expire_ledger(store, ledger, now_ms, keep_ms)
         except (SQLAlchemyError, WrongLedger) as error:
-            why = ledger.trouble(error).why if isinstance(error, SQLAlchemyError) else error
+            why = ledger.trouble(error).why if isinstance(error, SQLAlchemyError) else str(error)
+            why = why.removeprefix("nothing was decided: ")
             staying.append(f"old rows of {ledger!r} stay: {why}")
     return gone, staying
 

@@ -33,7 +33,7 @@ from recovery.jobs.setup import LATEST_RETENTION, last_report
 from recovery.jobs.tasks import Unanswered, crashed
 from tests.airflow.bags import DagSerialization
 from tests.airflow.dag_runs import context
-from tests.jobs.shops import ANSWERS, bodies, killed_shop, park, shop, spoil_slot
+from tests.jobs.shops import ANSWERS, bind, bodies, killed_shop, park, shop, spoil_slot
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -105,6 +105,7 @@ def test_a_round_that_asked_nobody_proves_nothing(tmp_path: Path) -> None:
 def test_a_retention_that_left_ledger_rows_is_red_when_all_else_is_done(tmp_path: Path) -> None:
     """With one sentence, and not four times: another attempt in ten seconds would not help."""
     path = shop(tmp_path / "shop", orders=0)
+    bind(path, f"sqlite:///{tmp_path / 'shop.db'}")
     nobody = "postgresql+psycopg://shop@127.0.0.1:1/shop"
     with pytest.raises(AirflowFailException, match=r"does not answer.*All else was done; the next run tries again$"):
         RetentionOperator(task_id="retain", path=str(path), ledger=nobody).execute(context())

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy import create_engine
+
 import broker
 from broker.store.read.layout import StoreLayout
 
@@ -41,6 +43,16 @@ def shop(path: Path, orders: int = 10) -> Path:
     with broker.open(str(path), layout=SMALL) as store:
         prepare(store, range(orders))
     return path
+
+
+def bind(path: Path, url: str) -> None:
+    """Make a ledger in a database, and open a producer of the store on it."""
+    engine = create_engine(url)
+    ledger = broker.Ledger(engine)
+    ledger.create_all()
+    with broker.open(str(path)) as store:
+        store.producer("shop", topics=["orders"], ledger=ledger)
+    engine.dispose()
 
 
 def killed_shop(path: Path, orders: int = 10) -> Path:

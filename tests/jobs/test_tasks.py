@@ -24,7 +24,7 @@ from recovery.jobs.setup import LATEST_RETENTION, alone, last_report
 from recovery.page import facts
 from recovery.verify.verifier import verify
 from recovery.views.overview import overview
-from tests.jobs.shops import ANSWERS, LATE_MS, SMALL, bodies, in_child, killed_shop, park, shop, spoil_slot, tree
+from tests.jobs.shops import ANSWERS, LATE_MS, SMALL, bind, bodies, in_child, killed_shop, park, shop, spoil_slot, tree
 
 
 def now_ms() -> int:
@@ -276,6 +276,7 @@ def test_retention_takes_whole_segments_and_names_what_pins_one(tmp_path: Path) 
 def test_a_ledger_that_does_not_answer_keeps_its_rows_and_stops_no_retention(tmp_path: Path) -> None:
     """Segments were gone by then, no report said so, and the alert was SQLAlchemy's own text, of three lines."""
     path, later = shop(tmp_path / "shop", orders=0), now_ms() + LATE_MS
+    bind(path, f"sqlite:///{tmp_path / 'shop.db'}")
     with broker.open(str(path)) as store:
         for _ in range(30):
             store.append(broker.Message("filler", bytes(100_000)))
@@ -289,6 +290,16 @@ def test_a_ledger_that_does_not_answer_keeps_its_rows_and_stops_no_retention(tmp
     last = last_report(str(path), LATEST_RETENTION)
     assert last is not None
     assert len(last["segments"]) == found["segments"] > 0
+
+
+def test_a_retention_is_green_while_no_producer_has_used_the_ledger_yet(tmp_path: Path) -> None:
+    """A new deployment had an alert each day: its database "is not bound to this store"."""
+    path, url = shop(tmp_path / "shop", orders=0), f"sqlite:///{tmp_path / 'shop.db'}"
+    bind(shop(tmp_path / "other", orders=0), url)
+    assert tasks.retain(str(path), now_ms=1, keep="1s", ledger=url)["ledger_rows_stay"] == []
+    bind(path, f"sqlite:///{tmp_path / 'right.db'}")
+    (why,) = tasks.retain(str(path), now_ms=1, keep="1s", ledger=url)["ledger_rows_stay"]
+    assert "is not bound to this store" in why
 
 
 def test_retention_waits_for_a_group_and_says_how_far_it_is(tmp_path: Path) -> None:
