@@ -181,7 +181,8 @@ class LiveCluster:
         self._loop.run(TopicAdmin(self._client).create(name, queues=queues, message_type=message_type))
 
     def newest(self, topic: str, limit: int = 32) -> list[ReceivedMessage]:
-        """The last messages of each queue of a topic, oldest first, at most `limit` of each.
+        """The last messages of each queue of a topic, oldest first, at most `limit` of each; fewer where their bodies
+        have more than 16 MiB together.
 
         No group's position moves. Empty for a topic that is not there. Raises NotPermitted when the account may not
         read it, ClusterError.

@@ -179,6 +179,28 @@ def test_another_database_decides_nothing(
         assert comes_to(backend, [b"paid"])
 
 
+def test_a_backup_is_noticed_where_messages_are_large(
+    backend: Connected, cluster: broker.LiveCluster, ledger: broker.Ledger, foreign: Foreign, path: Path
+) -> None:
+    """A broker sends two of them at a time: the newest were not looked at, and a lost row was rolled back."""
+    padding = bytes(100_000)
+    with answering(cluster, "shop", [ledger]):
+        for number in range(9):
+            if number == 8:
+                assert awaited(lambda: backend.in_doubt() == 0, backend.soon_s)
+                backup = path.read_bytes()
+            foreign.buys(b"%d" % number + padding, commits=True)
+        assert awaited(lambda: backend.in_doubt() == 0, backend.soon_s)
+    assert awaited(lambda: cluster.newest("orders", 8)[-1].body[:1] == b"8")
+    assert len(cluster.newest("orders", 8)) == 8
+    path.write_bytes(backup)
+    foreign.buys(b"lost", commits=True)
+    path.write_bytes(backup)
+    with answering(cluster, "shop", [ledger]) as answerer:
+        assert awaited(lambda: answerer.report.refused, backend.soon_s)
+    assert answerer.report.rolled_back == 0
+
+
 def test_several_answer_and_none_is_needed(
     backend: Connected, cluster: broker.LiveCluster, ledger: broker.Ledger, foreign: Foreign
 ) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from broker.cluster.membership.group_calls import PULL_MESSAGES, GroupCalls
+from collections import deque
+
+from broker.cluster.membership.group_calls import GroupCalls
+from broker.cluster.membership.holdings import READY_BYTES_MAX
 from broker.cluster.network.channels import checked
 from broker.cluster.network.client import ClusterClient
 from broker.consuming.tags import Selection
 from broker.message import ReceivedMessage
-from broker.remoting.bodies import SubscriptionData
+from broker.remoting.bodies import MessageQueue, SubscriptionData
 from broker.remoting.codes import RequestCode
 from broker.remoting.message_headers import QueueOffsetResponseHeader, QueueRequestHeader
 
@@ -15,18 +18,35 @@ _GROUP = "TOOLS_CONSUMER"  # every broker has it. RocketMQ: MixAll.TOOLS_CONSUME
 
 
 async def read_newest(client: ClusterClient, topic: str, limit: int) -> list[ReceivedMessage]:
-    """The last messages of each queue, at most `limit` of each, oldest first. Raises ClusterError, NotPermitted."""
+    """The last messages of each queue, at most `limit` of each, oldest first; fewer where they have 16 MiB.
+
+    Raises ClusterError, NotPermitted.
+    """
     route = await client.routes.route(topic)
     calls, found = GroupCalls(client, _GROUP), list[ReceivedMessage]()
     for queue in () if route is None else route.readable(topic):
         address, code = client.routes.master(queue.broker_name), RequestCode.GET_MAX_OFFSET
         answer = await client.channels.request(address, code, QueueRequestHeader(queue.topic, queue.queue_id))
         end = QueueOffsetResponseHeader.decode(checked(answer, code, address).ext).queue_offset
-        at = max(0, end - limit)
-        for _ in range(2 + limit // PULL_MESSAGES):
-            if at >= end:
-                break
-            pulled = await calls.pull(queue, at, SubscriptionData(topic), Selection(), hold_ms=0)
-            found += [message for _, message in pulled.messages]
-            at = pulled.next_offset
+        found += await _between(calls, queue, max(0, end - limit), end)
+    return found
+
+
+async def _between(calls: GroupCalls, queue: MessageQueue, at: int, end: int) -> deque[ReceivedMessage]:
+    """The messages between two queue offsets. A broker sends few large ones at a time, and the newest are wanted.
+
+    RocketMQ: maxTransferBytesOnMessageInMemory (5.3.3).
+    """
+    found, body_bytes = deque[ReceivedMessage](), 0
+    while at < end:
+        pulled = await calls.pull(queue, at, SubscriptionData(queue.topic), Selection(), hold_ms=0)
+        for queue_offset, message in pulled.messages:
+            if queue_offset < end:
+                found.append(message)
+                body_bytes += len(message.body)
+        while body_bytes > READY_BYTES_MAX and len(found) > 1:
+            body_bytes -= len(found.popleft().body)
+        if pulled.next_offset <= at:
+            break
+        at = pulled.next_offset
     return found
