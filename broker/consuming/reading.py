@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from broker.store.read.consumequeue import ConsumeQueue
     from broker.writable_store import WritableStore
 
+BODY_BYTES_MAX = 16 << 20  # with so many bodies a look ends: a compressed one of 2 KiB may take 64 MiB when it is read
 _UNITS = 1024  # looked at in one go, however few of them match
 _DISPATCHED = int(Word.DISPATCHED)
 _unpack_units = Unit.STRUCT.iter_unpack
@@ -41,8 +42,8 @@ def fetch(
 ) -> list[tuple[int, ReceivedMessage]]:
     """The next messages of a queue that are wanted, with their queue offsets; the window learns of all it passed.
 
-    At most `limit`. Raises CorruptStore where a message cannot be read: it is never passed over, and those before it
-    are handed out first.
+    At most `limit`, and no more once their bodies have BODY_BYTES_MAX. Raises CorruptStore where a message cannot be
+    read: it is never passed over, and those before it are handed out first.
     """
     queue = store.consumequeues.queue(topic, queue_id)
     if queue is None:
@@ -51,6 +52,7 @@ def fetch(
     at = max(window.next, queue.units.first)
     stop = at + _UNITS
     messages: list[tuple[int, ReceivedMessage]] = []
+    body_bytes = 0
     window.passed(at)
     while at < stop and len(messages) < limit:
         # One more than is wanted: where every message is, one block is enough.
@@ -71,6 +73,9 @@ def fetch(
                 if message is not None and selection.matches(message.tag):  # None: it expired
                     window.fetched(at)
                     messages.append((at, message))
+                    body_bytes += len(message.body)
+                    if body_bytes >= BODY_BYTES_MAX:
+                        return messages
             at += 1
             window.passed(at)
         if len(block) < UNIT_SIZE:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
+import tracemalloc
+import zlib
 from typing import Any
 
 import pytest
@@ -196,3 +199,27 @@ def test_nothing_is_kept_of_a_namespace_without_values(serve: Serve, connect: Co
     for name in ("namespace", "key"):
         one = {"namespace": "n", "key": "k", "value": "v", name: "x" * 70_000}
         assert client.request(Code.PUT_KV_CONFIG, one).code == Answer.SYSTEM_ERROR
+
+
+@pytest.mark.parametrize("place", ["store", "cluster"])
+def test_a_consumer_reads_few_bodies_that_grow(
+    serve: Serve, connect: Connect, store: broker.LiveStore, place: str
+) -> None:
+    """32 messages of 2 KiB had up to 2 GiB when they were read, of each queue, and were read before the first came."""
+    server = serve()
+    client, body = connect(server), zlib.compress(bytes(10 << 20), 9)
+    for _ in range(12):
+        assert client.publish("orders", body, sys_flag=1).code == Answer.SUCCESS
+    with contextlib.ExitStack() as opened:
+        read_from: Any = store
+        if place == "cluster":
+            read_from = opened.enter_context(broker.connect(f"rocketmq://{server.address}"))
+        tracemalloc.start()
+        opened.callback(tracemalloc.stop)
+        consumer = opened.enter_context(read_from.consumer("billing", "orders"))
+        for _ in range(12):
+            message = consumer.receive(10)
+            assert len(message.body) == 10 << 20
+            consumer.ack(message)
+        assert consumer.receive(0) is None
+        assert tracemalloc.get_traced_memory()[1] < 70 << 20

@@ -6,8 +6,9 @@ RocketMQ: MQClientAPIImpl, RemoteBrokerOffsetStore, PullAPIWrapper, RebalanceImp
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
+from broker.cluster.membership.holdings import READY_BYTES_MAX
 from broker.cluster.network.channels import checked
 from broker.cluster.network.client import ClusterClient
 from broker.consuming.group.positions import Start
@@ -112,14 +113,16 @@ class GroupCalls:
             checked(answer, code, address)
         ext = PullMessageResponseHeader.decode(answer.ext)
         self._suggested[queue] = ext.suggest_which_broker_id
-        messages = decode_messages(answer.body, address) if answer.code == ResponseCode.SUCCESS else []
+        messages, next_offset = list[tuple[int, ReceivedMessage]](), ext.next_begin_offset
+        if answer.code == ResponseCode.SUCCESS:
+            messages, next_offset = _first(decode_messages(answer.body, address), next_offset)
         if queue.topic.startswith(RETRY_PREFIX):
             messages = [(at, as_sent(message)) for at, message in messages]
         else:  # two tags may share a hash
             messages = [(at, message) for at, message in messages if selection.matches(message.tag)]
         wanted = [(at, message) for at, message in messages if at >= queue_offset]
         is_moved = answer.code == ResponseCode.PULL_OFFSET_MOVED
-        return Pulled(wanted, ext.next_begin_offset, ext.max_offset, is_moved=is_moved)
+        return Pulled(wanted, next_offset, ext.max_offset, is_moved=is_moved)
 
     def _pulled_from(self, queue: MessageQueue) -> str:
         """The master; a slave where the broker suggests one, or while there is no master."""
@@ -183,15 +186,29 @@ def _by_broker(queues: Iterable[MessageQueue]) -> dict[str, list[MessageQueue]]:
     return found
 
 
-def decode_messages(body: bytes, address: str) -> list[tuple[int, ReceivedMessage]]:
-    """The records in a body, as messages. Raises ClusterError for one that is damaged."""
-    found: list[tuple[int, ReceivedMessage]] = []
+def _first(
+    messages: Iterator[tuple[int, ReceivedMessage]], next_offset: int
+) -> tuple[list[tuple[int, ReceivedMessage]], int]:
+    """Messages until their bodies have READY_BYTES_MAX, and where the next pull begins.
+
+    A compressed body of 2 KiB may have 64 MiB when it is read: an answer of 256 KiB would fill the memory.
+    """
+    found, body_bytes = list[tuple[int, ReceivedMessage]](), 0
+    for queue_offset, message in messages:
+        found.append((queue_offset, message))
+        body_bytes += len(message.body)
+        if body_bytes >= READY_BYTES_MAX:
+            return found, queue_offset + 1
+    return found, next_offset
+
+
+def decode_messages(body: bytes, address: str) -> Iterator[tuple[int, ReceivedMessage]]:
+    """The records in a body, as messages with their queue offsets. Raises ClusterError for one that is damaged."""
     at = 0
     try:
         while at < len(body):
             record = decode(body, at)
-            found.append((record.queue_offset, ReceivedMessage.of(record)))
+            yield record.queue_offset, ReceivedMessage.of(record)
             at += record.total_size
     except CorruptRecord as error:
         raise ClusterError(f"{address} sent a damaged message: {error}. Run checkback verify on its store") from None
-    return found
