@@ -63,11 +63,17 @@ def test_requests_are_signed(tmp_path: Path) -> None:
                 broker.connect(url, acl=account)
 
 
-def test_tls_verifies_who_answers(tmp_path: Path) -> None:
-    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+def made_for(address: str, place: Path) -> tuple[Path, Path]:
+    """A certificate that names an address, and its key."""
+    certificate, key = place / "cert.pem", place / "key.pem"
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=shop", "-days", "1"]
-    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    command += ["-addext", f"subjectAltName=IP:{address}", "-keyout", str(key), "-out", str(certificate)]
     subprocess.run(command, check=True, capture_output=True)
+    return certificate, key
+
+
+def test_tls_verifies_who_answers(tmp_path: Path) -> None:
+    certificate, key = made_for("127.0.0.1", tmp_path)
     with (
         broker.open(tmp_path / "store", sync="os", layout=LAYOUT) as store,
         broker.serve(store, "127.0.0.1:0", certificate=str(certificate), private_key=str(key), tls_only=True) as server,
@@ -79,13 +85,24 @@ def test_tls_verifies_who_answers(tmp_path: Path) -> None:
                 message = consumer.receive(10.0)
                 assert message is not None
                 assert message.body == body
-        with pytest.raises(broker.ClusterError, match="TLS failed"):
+        with pytest.raises(broker.ClusterError, match=r"TLS failed, for its certificate is refused: self.signed"):
             broker.connect(url, tls=True)
         with pytest.raises(broker.ClusterError, match="closed the connection"):
             broker.connect(url)
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         broker.connect(url, tls=context).close()
+
+
+def test_a_certificate_of_another_address_is_said(tmp_path: Path) -> None:
+    """CERTIFICATE_VERIFY_FAILED was all, as for one that has expired, or is signed by somebody else."""
+    certificate, key = made_for("192.0.2.7", tmp_path)
+    with (
+        broker.open(tmp_path / "store", sync="os", layout=LAYOUT) as store,
+        broker.serve(store, "127.0.0.1:0", certificate=str(certificate), private_key=str(key)) as server,
+        pytest.raises(broker.ClusterError, match=r"IP address mismatch, certificate is not valid for '127.0.0.1'$"),
+    ):
+        broker.connect(f"rocketmq://{server.address}", tls=str(certificate))
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,9 @@ class Channels:
             _, made = await asyncio.get_running_loop().create_connection(
                 lambda: ClientConnection(address, self._on_request, self._lost), bare, int(port), ssl=tls
             )
+        except ssl.SSLCertVerificationError as error:
+            why = error.verify_message.rstrip(".")
+            raise ClusterError(f"{address}: TLS failed, for its certificate is refused: {why}") from None
         except ssl.SSLError as error:
             raise ClusterError(f"{address}: TLS failed: {error.reason or error}") from None
         except ConnectionError as error:
