@@ -63,9 +63,11 @@ def answering(
     """Answer the checks of a producer group from its ledgers, until the block is left.
 
     `accept_lost_rows`: a person accepts that rows of keys made before now may be missing. Each database must prove
-    first that it is the ledger. Raises WrongLedger when one is not, BrokerError when one does not answer, ClusterError
-    when no name server does.
+    first that it is the ledger. Raises WrongLedger when one is not, BrokerError when one does not answer and for no
+    ledger at all, ClusterError when no name server does.
     """
+    if not ledgers:  # it would take checks from members that know
+        raise BrokerError(f"nothing could answer for the group {group}: name its ledgers")
     evidence = ClusterEvidence(cluster, group, accepted_ms=_now_ms() if accept_lost_rows else 0)
     resolvers = [LedgerResolver(one, evidence, by="checkback answer") for one in ledgers]
     try:

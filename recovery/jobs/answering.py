@@ -11,6 +11,9 @@ from typing import Any
 
 import broker
 from broker.cluster.network.settings import SCHEME
+from broker.consuming.arguments import check_seconds
+from broker.errors import BrokerError, shown
+from broker.ledger import Ledger
 from broker.producing.send_arguments import check_group
 from recovery.answering.answerer import Answerer
 from recovery.answering.group_answering import answering, bind, rebind
@@ -45,11 +48,13 @@ def answer(
     says whether to stop (None: nothing stops it); `on_report` hears of the report once a minute while it changes.
 
     Raises MessageRejected for an impossible group; WrongLedger when a database is not certainly the ledger; BrokerError
-    for a database that does not answer or cannot be a ledger, and for a URL that is not one; ClusterError when no name
-    server answers.
+    for a database that does not answer or cannot be a ledger, for a URL that is not one, and for arguments of another
+    kind; ClusterError when no name server answers.
     """
     check_group(group)
-    made = list(ledgers_of({"ledger": list(ledgers), **({"schema": list(schemas)} if schemas else {})}))
+    check_seconds("for_s", for_s, may_be_zero=True)
+    check_seconds("idle_s", idle_s)
+    made = _ledgers(ledgers, schemas)
     ends_s = None if for_s is None else time.monotonic() + for_s
     with (
         broker.connect(url_of(namesrv), acl=acl, tls=tls, cluster=cluster) as connected,
@@ -94,7 +99,7 @@ def bind_ledgers(
     from recovery.checkback.ledgers.database_errors import told
 
     found = []
-    made = list(ledgers_of({"ledger": list(ledgers), **({"schema": list(schemas)} if schemas else {})}))
+    made = _ledgers(ledgers, schemas)
     with broker.connect(url_of(namesrv), acl=acl, tls=tls, cluster=cluster) as connected:
         for ledger in made:
             try:
@@ -106,6 +111,22 @@ def bind_ledgers(
     return found
 
 
+def _ledgers(ledgers: Sequence[str], schemas: Sequence[str]) -> list[Ledger]:
+    """Those that are named. Raises BrokerError for none: who knows nothing would take the checks of other members."""
+    for what, named, example in (("ledgers", ledgers, "postgresql+psycopg:///shop"), ("schemas", schemas, "tenant1")):
+        given: object = named
+        if not isinstance(given, list | tuple) or not all(isinstance(one, str) and one for one in given):
+            raise BrokerError(f"{what} is a list of texts, such as ['{example}'], not {type(given).__name__}")
+    if not ledgers:
+        raise BrokerError("ledgers is empty: name the database of the ledger, and nothing is answered without one")
+    return list(ledgers_of({"ledger": list(ledgers), **({"schema": list(schemas)} if schemas else {})}))
+
+
 def url_of(namesrv: str) -> str:
-    """The URL of a cluster, `rocketmq://HOST:PORT`, of which people write the name servers alone; a URL stays."""
+    """The URL of a cluster, `rocketmq://HOST:PORT`, of which people write the name servers alone; a URL stays.
+
+    Raises BrokerError for what is not text.
+    """
+    if not isinstance(namesrv, str):
+        raise BrokerError(f"namesrv is text, HOST:PORT;HOST:PORT, not {shown(namesrv)}")
     return namesrv if namesrv.startswith(SCHEME) else SCHEME + namesrv

@@ -11,6 +11,7 @@ import tracemalloc
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -28,6 +29,7 @@ from recovery.answering import cluster_evidence
 from recovery.answering.group_answering import answering, bind, for_producers, rebind
 from recovery.checkback.ledgers.proof import WrongLedger
 from recovery.checkback.protocol import Outcome, meaning
+from recovery.jobs.answering import answer
 from tests.backends.clusters import Connected
 from tests.cli.command import process
 from tests.cluster.conftest import ONE_ENGINE, Buy
@@ -258,6 +260,30 @@ def test_a_database_that_cannot_be_bound_is_a_sentence(cluster: broker.LiveClust
         assert name in done.err, done.err
         assert len(done.err.splitlines()) == 1
     assert [path.name for path in tmp_path.glob("*.db")] == ["notes.db"]
+
+
+@pytest.mark.parametrize(
+    ("named", "sentence"),
+    [
+        ({"ledgers": []}, "ledgers is empty"),
+        ({"ledgers": "postgresql://shop:secret@db/shop"}, "ledgers is a list of texts, .* not str"),
+        ({"schemas": "tenant1"}, "schemas is a list of texts"),
+        ({"for_s": "60"}, "for_s is a number of seconds"),
+        ({"idle_s": None, "once": True}, "idle_s is a number of seconds"),
+        ({"namesrv": None}, "namesrv is text"),
+    ],
+)
+def test_what_the_job_cannot_take_is_a_sentence(named: dict[str, Any], sentence: str) -> None:
+    """Without a ledger it joined the group, and answered "unknown" to checks that others could have answered."""
+    given: dict[str, Any] = {"namesrv": "127.0.0.1:1", "group": "shop", "ledgers": ["sqlite:///shop.db"]}
+    with pytest.raises(BrokerError, match=sentence) as raised:
+        answer(**given | named)
+    assert "secret" not in str(raised.value)
+
+
+def test_nobody_joins_without_a_ledger(cluster: broker.LiveCluster) -> None:
+    with pytest.raises(BrokerError, match="nothing could answer for the group shop"), answering(cluster, "shop", []):
+        pass
 
 
 def test_what_was_delivered_long_ago_takes_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
