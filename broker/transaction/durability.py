@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
@@ -49,11 +49,23 @@ class Waiting:
     def _tell(self, end: int, done: Done) -> None:
         """Call `done` when the log is durable up to an offset: with None, or with what went wrong."""
         with self._wake:
-            self._waiting.append((end, done))
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="checkback-waiting", daemon=True)
-                self._thread.start()
-            self._wake.notify()
+            has_thread = self._has_thread()
+            if has_thread:
+                self._waiting.append((end, done))
+                self._wake.notify()
+        if not has_thread:
+            self._settle_all([(end, done)])
+
+    def _has_thread(self) -> bool:
+        """Start the thread, once; False where the system has none to give, as at exit: then the caller waits itself."""
+        if self._thread is None:
+            thread = threading.Thread(target=self._work, name="checkback-waiting", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                return False
+            self._thread = thread
+        return True
 
     def _work(self) -> None:
         while True:
@@ -63,13 +75,16 @@ class Waiting:
                 waiting, self._waiting = self._waiting, []
             if not waiting:
                 return
-            fault: BaseException | None = None
-            try:
-                self._settle(max(end for end, _ in waiting))
-            except BrokerError as error:
-                fault = error
-            for _, done in waiting:
-                done(fault)
+            self._settle_all(waiting)
+
+    def _settle_all(self, waiting: Sequence[tuple[int, Done]]) -> None:
+        fault: BaseException | None = None
+        try:
+            self._settle(max(end for end, _ in waiting))
+        except BrokerError as error:
+            fault = error
+        for _, done in waiting:
+            done(fault)
 
     def close(self) -> None:
         """End the thread, after all waiting callers were notified."""

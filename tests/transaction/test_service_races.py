@@ -124,6 +124,25 @@ def test_threads_share_a_store(tmp_path: Path) -> None:
     assert (report.transactions["committed"], report.transactions["rolled_back"]) == (won["commit"], won["rollback"])
 
 
+def test_a_future_waits_for_no_thread_that_the_system_does_not_give(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As at exit, where Python starts none: the call itself waits for the disk. The next one has its thread."""
+
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with opened(tmp_path) as store:
+        store.transactions.prepare(message("0"), "shop")
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refused)
+            first = store.transactions.prepare_async(message("1"), "shop")
+            assert first.done()
+        second = store.transactions.prepare_async(message("2"), "shop")
+        assert [future.result(timeout=20).slot for future in (first, second)] == [1, 2]
+        assert store.visible_end >= second.result().end
+
+
 def test_a_forked_child_goes_on_with_its_parents_store(tmp_path: Path) -> None:
     """It makes its own locks, and its own thread for what is forced later."""
     with opened(tmp_path) as store:
