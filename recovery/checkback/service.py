@@ -100,8 +100,9 @@ class CheckService:
         """Run in a thread of this process, the first round after one interval. Started twice, it runs once."""
         if self._thread is None:
             self._stopped.clear()
-            self._thread = threading.Thread(target=self._wait_and_run, name="checkback-check", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._wait_and_run, name="checkback-check", daemon=True)
+            thread.start()
+            self._thread = thread  # last: one that the system did not give is asked for again
 
     def stop(self) -> None:
         """End the thread after the round that it is in, and let another process lead."""

@@ -133,6 +133,24 @@ def test_the_service_settles_what_is_left(shop: Shop, monkeypatch: pytest.Monkey
     assert shop.announced() == [1, 2]
 
 
+def test_a_service_without_a_thread_is_started_again(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It must not count as running because the first attempt failed."""
+
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    asked = threading.Event()
+    service = CheckService(shop.check(), LeaderLock(shop.store.path), interval_s=0.01)
+    monkeypatch.setattr(service, "run", asked.set)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            service.start()
+    service.start()
+    assert asked.wait(30)
+    service.stop()
+
+
 def test_who_does_not_lead_asks_nobody(shop: Shop) -> None:
     shop.buy_and_vanish(1)
     first, second = LeaderLock(shop.store.path), LeaderLock(shop.store.path)
