@@ -78,8 +78,9 @@ class TimeLimit:
             raise TimedOut(f"{text}. It is asked again when one does, or when check-back is started again")
         call = _Call(function, key)
         if self._calls is None:
-            self._calls = queue.SimpleQueue()
-            threading.Thread(target=_work, args=(self._calls,), name=f"ask {self.name}", daemon=True).start()
+            calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
+            threading.Thread(target=_work, args=(calls,), name=f"ask {self.name}", daemon=True).start()
+            self._calls = calls  # last: without a thread a call would seem to hang
         self._calls.put(call)
         if not call.done.wait(self.seconds):
             self._calls.put(_END)  # the thread ends when it comes back

@@ -86,6 +86,18 @@ def test_only_so_many_hang_and_then_nothing_is_asked_until_one_comes_back(gate: 
     assert limit.run(lambda: 1, key=4) == 1
 
 
+def test_a_thread_that_the_system_does_not_give_is_not_a_call_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    limit = TimeLimit("x", LIMIT_S)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            limit.run(lambda: 1)
+    assert limit.run(lambda: 4711) == 4711
+
+
 # Callables
 
 
