@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from broker.writable_store import WritableStore
 
 _TICK_S = 0.1
+_AGAIN_S = 1.0  # after an error
 _log = logging.getLogger("broker")
 
 
@@ -26,15 +28,15 @@ class DelayedDelivery:
 
     def __init__(self, store: WritableStore) -> None:
         self._store, self._stopping = store, threading.Event()
-        self._positions = Positions(store)
-        try:
+        with contextlib.ExitStack() as undone:  # a member that stays behind would keep its place
+            self._positions = Positions(store)
+            undone.callback(self._positions.close)
             self._member = Membership(self._positions.cells, SCHEDULE_GROUP, (SCHEDULE_TOPIC,))
-        except BaseException:
-            self._positions.close()
-            raise
-        self._schedule = Schedule(store, self._positions, self._member)
-        self._thread = threading.Thread(target=self._work, name="checkback-delayed", daemon=True)
-        self._thread.start()
+            undone.callback(self._member.leave)
+            self._schedule = Schedule(store, self._positions, self._member)
+            self._thread = threading.Thread(target=self._work, name="checkback-delayed", daemon=True)
+            self._thread.start()
+            undone.pop_all()
 
     def _work(self) -> None:
         while not self._stopping.wait(_TICK_S):
@@ -42,13 +44,13 @@ class DelayedDelivery:
                 self._member.beat()
                 self._positions.exchange.export()
                 self._schedule.deliver(self._store.writer.clock.now_ms())
-            except BrokerError as error:
+            except Exception as error:  # noqa: BLE001 - a thread that dies would deliver nothing any more
                 _log.warning(
                     "delayed messages are not delivered now, and this is tried again: %s",
-                    error,
+                    error if isinstance(error, BrokerError) else repr(error),
                     extra=event("delayed-waits", store=self._store.path),
                 )
-                self._stopping.wait(1.0)
+                self._stopping.wait(_AGAIN_S)
 
     def close(self) -> None:
         """End the thread and give the lease back."""

@@ -46,14 +46,11 @@ class HandlerLoop:
     def wait(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         """Run a coroutine in the loop, and wait for it. Raises what it raises."""
         with self._lock:
-            if self._loop is None:
-                self._closing = threading.Event()
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(
-                    target=_run_until, args=(self._closing, self._loop), name="checkback-loop", daemon=True
-                )
-                self._thread.start()
-            loop = self._loop
+            try:
+                loop = self._loop or self._begin()
+            except BaseException:
+                coroutine.close()
+                raise
         try:
             error = asyncio.run_coroutine_threadsafe(_error_of(coroutine), loop).result()
         except futures.CancelledError:
@@ -61,6 +58,18 @@ class HandlerLoop:
             raise
         if error is not None:
             raise error
+
+    def _begin(self) -> asyncio.AbstractEventLoop:
+        """Start the loop. Where the system has no thread for it there is none: nobody waits for a loop that rests."""
+        self._closing, loop = threading.Event(), asyncio.new_event_loop()
+        thread = threading.Thread(target=_run_until, args=(self._closing, loop), name="checkback-loop", daemon=True)
+        try:
+            thread.start()
+        except BaseException:
+            loop.close()
+            raise
+        self._loop, self._thread = loop, thread
+        return loop
 
     def close(self, last: Coroutine[Any, Any, Any] | None = None) -> None:
         """Cancel what still runs, run one `last` coroutine, and end the thread.
@@ -142,8 +151,14 @@ class GroupWorker:
             threading.Thread(target=self._work, name=f"checkback-{group.group}-{number}", daemon=True)
             for number in range(first.concurrency)
         ]
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                thread.start()
+        except BaseException:  # no room for so many: those that run would go on, as would the consumer
+            self.stop()
+            self.join(threading.TIMEOUT_MAX)
+            self.consumer.close()
+            raise
 
     def _work(self) -> None:
         while not self._stopping.is_set():
@@ -181,7 +196,8 @@ class GroupWorker:
     def join(self, deadline_s: float) -> bool:
         """Wait for what runs, until a time of the monotonic clock; whether it is done."""
         for thread in self._threads:
-            thread.join(min(max(0.0, deadline_s - time.monotonic()), threading.TIMEOUT_MAX))
+            if thread.ident is not None:  # else it could not be started
+                thread.join(min(max(0.0, deadline_s - time.monotonic()), threading.TIMEOUT_MAX))
         return not any(thread.is_alive() for thread in self._threads)
 
 

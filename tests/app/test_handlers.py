@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 import broker
+from broker.app import delivery
+from broker.app.worker import HandlerLoop
+from broker.consuming.schedule import Schedule
 from broker.message import ReceivedMessage
 from broker.testing.fixtures import lose_the_commit
 from recovery.checkback.policy import parse_policy
@@ -253,3 +259,69 @@ def test_stopping_finishes_what_runs_and_gives_the_rest_back(app: broker.App) ->
         assert charged(app.engine) == done
         with app.workers():
             until(lambda: len(done) == 3)
+
+
+@pytest.fixture
+def no_thread(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], AbstractContextManager[None]]:
+    """While it is entered, the system has no thread of this name to give."""
+    start = threading.Thread.start
+
+    @contextlib.contextmanager
+    def refusing(name: str) -> Iterator[None]:
+        def limited(thread: threading.Thread) -> None:
+            if thread.name == name:
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", limited)
+            yield
+
+    return refusing
+
+
+def test_an_async_handler_runs_once_there_is_a_thread_for_its_loop(
+    no_thread: Callable[[str], AbstractContextManager[None]],
+) -> None:
+    """The first one failed for want of one: the next must not wait for a loop that nobody runs."""
+    loop, ran = HandlerLoop(), list[str]()
+
+    async def note(name: str) -> None:
+        ran.append(name)
+
+    with no_thread("checkback-loop"), pytest.raises(RuntimeError, match="can't start new thread"):
+        loop.wait(note("first"))
+    loop.wait(note("second"))
+    loop.close()
+    assert ran == ["second"]
+
+
+def test_workers_that_get_too_few_threads_leave_none_behind(
+    app: broker.App, no_thread: Callable[[str], AbstractContextManager[None]]
+) -> None:
+    """Nor a consumer: its queues would be read by nobody."""
+    app.on("orders", group="billing", concurrency=2)(lambda placed: None)
+    with app:
+        with no_thread("checkback-billing-1"), pytest.raises(RuntimeError, match="can't start new thread"):
+            app.workers().start()
+        left = [one.name for one in threading.enumerate()]
+        assert not [name for name in left if name.startswith(("checkback-billing", "checkback-consumer"))]
+
+
+def test_delayed_messages_are_delivered_after_an_error_that_nobody_expected(
+    app: broker.App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where the system has no thread for the first append of a process: the next attempt may succeed."""
+    times: list[int] = []
+
+    def fails_once(_: Schedule, now_ms: int) -> int:
+        times.append(now_ms)
+        if len(times) == 1:
+            raise RuntimeError("can't start new thread")
+        return 0
+
+    monkeypatch.setattr(Schedule, "deliver", fails_once)
+    monkeypatch.setattr(delivery, "_AGAIN_S", 0.01)
+    with app, app.workers(groups=[]):
+        until(lambda: len(times) > 1)
+    assert "tried again: RuntimeError" in caplog.text
