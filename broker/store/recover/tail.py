@@ -126,8 +126,13 @@ def _kind_of(window: bytes, at: int, size: int, commitlog_offset: int) -> int:
         record = decode(memoryview(window)[at : at + size], commitlog_offset=commitlog_offset)
     except CorruptRecord:
         return 0
-    # Zeros among the properties are one of our records, torn: its lengths and its body are whole, its CRC is not there.
-    return 0 if b"\0" in record.properties or "\0" in record.topic else _FOREIGN
+    return 0 if _is_torn(record) else _FOREIGN
+
+
+def _is_torn(record: Record) -> bool:
+    """Whether it is one of our records whose last block is not there: its lengths and its body are whole, its CRC is
+    zeros."""
+    return b"\0" in record.properties or "\0" in record.topic
 
 
 # Torn or corrupt
@@ -183,6 +188,8 @@ def whole_records(log: LogReader, start: int) -> Iterator[Record]:
             try:
                 found = decode(raw, commitlog_offset=begin)
             except CorruptRecord:
+                continue
+            if _is_torn(found):
                 continue
             yield found
             behind = begin + size - 1
