@@ -86,7 +86,8 @@ class Chance(random.Random):
     def message(self, properties: Any) -> Any:
         """The fields of a message; mostly what they should be."""
         view = MappingProxyType(properties) if isinstance(properties, dict) else properties
-        fields = {"topic": self.text(), "body": self.raw(), "tag": self.text(), "keys": ("k",), "properties": view}
+        topic, tag = self.choice(["orders", self.text()]), self.choice(["new", self.text()])
+        fields = {"topic": topic, "body": self.raw(), "tag": tag, "keys": ("k",), "properties": view}
         if self.one_in(5):
             fields[self.choice([*fields, "other"])] = self.thing()
         if self.one_in(20):
@@ -173,6 +174,7 @@ def calls(
 ) -> None:
     """One appender, and some calls of everything."""
     appender, flusher = chance.appender(module, lock), module.flusher() if chance.one_in(20) else flusher
+    half = SimpleNamespace(commitlog_offset=5, slot=0, producer_group="shop")
     for _ in range(20):
         extra = [chance.thing() for _ in range(chance.choice([0, 0, 0, 1]))]
         place = [chance.choice([5, chance.number()]), chance.choice([0, chance.number()])]
@@ -184,10 +186,11 @@ def calls(
             "append": [chance.record()],
             "end": [chance.record(), *place, *decision, *extra],
             "prepare": [
-                SimpleNamespace, chance.message(properties), chance.choice([None, None, properties]), chance.text(),
-                chance.number(), 1, chance.choice(TEXTS), chance.origin(), *extra,
+                SimpleNamespace, chance.message(chance.choice([{}, properties])), chance.choice([None, properties]),
+                chance.choice(["U1", chance.text()]), chance.choice([0, chance.number()]), 1,
+                chance.choice(["shop", *TEXTS]), chance.origin(), *extra,
             ],
-            "end_kept": [*place, chance.choice(TEXTS), *decision, *extra],
+            "end_kept": [half.commitlog_offset, half.slot, half.producer_group, *decision, *extra],
             "draft": [
                 PendingRecord, chance.text(), chance.raw(), properties, chance.number(), 1, 4, None, chance.origin(),
                 *extra,
@@ -215,7 +218,9 @@ def calls(
                 if "properties" in name and chance.random() < 0.5:
                     arguments[0] = MappingProxyType(properties)
                 call = getattr(appender if name in ("append", "prepare", "end_kept", "end") else module, name)
-                made[f"{name} did"] += call(*arguments) is not None
+                done = call(*arguments)
+                made[f"{name} did"] += done is not None
+                half = done if name == "prepare" and done is not None else half
 
 
 def main(library: str, seconds: str, seed: str) -> None:
