@@ -219,7 +219,7 @@ def _check_type(hint: Any, seen: frozenset[Any] = frozenset()) -> None:
     What is defined later than it is declared is read at first use.
     """
     try:
-        kind = resolved(hint)
+        kind, _ = resolved(hint), alternatives(hint)
     except Exception as error:  # noqa: BLE001 - an alias in quotes is any expression
         raise BrokerError(f"the alias {hint} cannot be read ({error}): define what it names before its use") from None
     builder(kind)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from broker.app.bodies import TopicBody, check_body_type
 from broker.app.retry import Retry
-from broker.app.type_hints import alternatives, resolved
+from broker.app.type_hints import alternatives
 from broker.consuming.arguments import check_consumer_names
 from broker.consuming.group.positions import Start
 from broker.consuming.tags import Selection
@@ -155,7 +155,7 @@ def _hints(function: Callable[..., Any], name: str) -> Mapping[str, Any]:
     try:
         hints = typing.get_type_hints(function)
         for hint in hints.values():
-            resolved(hint)  # an alias is read only now
+            alternatives(hint)  # an alias is read only now
         return hints
     except Exception as error:  # noqa: BLE001 - an annotation in quotes is any expression
         text = "write types, and import what they name outside TYPE_CHECKING, so that its arguments can be made"

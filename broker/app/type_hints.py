@@ -16,18 +16,26 @@ def resolved(hint: Any) -> Any:
 
     Raises NameError for an alias of what is not defined, and what an alias in quotes raises.
     """
+    return _below(hint, ())[0]
+
+
+def _below(hint: Any, aliases: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    """The same, and the aliases on the way to it, behind these: `type Order = Order | None` has no end."""
     while True:
         origin = typing.get_origin(hint)
+        if hint in aliases:
+            raise NameError(f"{hint} stands for itself")
         if is_alias(origin):
-            hint = _replaced(_meant(origin), dict(zip(origin.__type_params__, typing.get_args(hint), strict=False)))
+            aliases, given = (*aliases, hint), dict(zip(origin.__type_params__, typing.get_args(hint), strict=False))
+            hint = _replaced(_meant(origin), given)
         elif is_alias(hint):
-            hint = _meant(hint)
+            aliases, hint = (*aliases, hint), _meant(hint)
         elif hasattr(hint, "__supertype__"):
             hint = hint.__supertype__
         elif origin in (Annotated, Required, NotRequired) or getattr(origin, "_name", None) == "ReadOnly":
             hint = typing.get_args(hint)[0]
         else:
-            return hint
+            return hint, aliases
 
 
 def is_alias(hint: Any) -> bool:
@@ -45,11 +53,14 @@ def _meant(alias: Any) -> Any:
     return typing.get_type_hints(type("Named", (), names), include_extras=True)["value"]
 
 
-def alternatives(hint: Any) -> list[Any]:
-    """The types of a union, and of the unions in it that have a name; of another type itself."""
-    below = resolved(hint)
+def alternatives(hint: Any, aliases: tuple[Any, ...] = ()) -> list[Any]:
+    """The types of a union, and of the unions in it that have a name; of another type itself.
+
+    `aliases` are those that it is in. Raises NameError as `resolved` does.
+    """
+    below, aliases = _below(hint, aliases)
     is_union = typing.get_origin(below) in (Union, types.UnionType)
-    return [other for one in typing.get_args(below) for other in alternatives(one)] if is_union else [below]
+    return [other for one in typing.get_args(below) for other in alternatives(one, aliases)] if is_union else [below]
 
 
 def is_typed_dict(kind: Any) -> bool:

@@ -60,6 +60,9 @@ Event = typing_extensions.TypeAliasType("Event", Paid | Refunded)
 Turned = typing_extensions.TypeAliasType("Turned", dict[str, list[V] | K], type_params=(K, V))
 Json = typing_extensions.TypeAliasType("Json", "dict[str, Json] | list[Json] | str | int | None")
 Ordered = typing_extensions.TypeAliasType("Ordered", list["Paid | Refunded"])
+Itself = typing_extensions.TypeAliasType("Itself", "Itself")
+Round = typing_extensions.TypeAliasType("Round", "list[Round] | Around")
+Around = typing_extensions.TypeAliasType("Around", "Round | int")
 Tree: Any = TypeAliasType("Tree", lambda: dict[str, Tree] | int)
 
 
@@ -132,7 +135,7 @@ def test_an_alias_in_quotes_that_cannot_be_read_is_one_sentence() -> None:
     class Page(BaseModel):
         items: locals_  # type: ignore[valid-type]
 
-    for text in ("Missing | None", "list[", "dataclass.missing"):
+    for text in ("Missing | None", "list[", "dataclass.missing", "Itself", "dict[str, int] | Itself", "int | Round"):
         with pytest.raises(BrokerError, match="the alias Event cannot be read"):
             TopicBody(list[typing_extensions.TypeAliasType("Event", text)])  # type: ignore[misc]
     assert TopicBody(Page).encode(Page(items=[Local(id=1)])) == (b'{"items":[{"id":1}]}', JSON)
