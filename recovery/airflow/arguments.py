@@ -22,11 +22,14 @@ _TEMPLATES = ("{{", "{%", "{#")
 
 
 def check(of: Any, *names: str, is_rendered: bool = False) -> None:
-    """Check the attributes with these names, or all that this module knows.
+    """Check the attributes with these names; without names, all that were checked so far.
 
-    Raises BadSettings, with a sentence that shows no URL.
+    An attribute of the same name that a class of somebody else has is none of ours. Raises BadSettings, with a sentence
+    that shows no URL.
     """
-    for name in names or [one for one in CHECKS if hasattr(of, one)]:
+    ours: list[str] = vars(of).setdefault("checked_arguments", [])
+    ours += [one for one in names if one not in ours]
+    for name in names or ours:
         value = getattr(of, name)
         if not is_rendered and _is_known_later(value):
             continue

@@ -91,3 +91,19 @@ def test_what_was_rendered_is_checked_before_anything_is_done() -> None:
             one.older_than_s = one.keep = "None"  # type: ignore[union-attr]
             with pytest.raises(AirflowFailException, match=r"(older_than_s|keep) cannot be 'None': (it|a duration) is"):
                 one.pre_execute({})  # type: ignore[typeddict-item]
+
+
+def test_an_attribute_of_somebody_elses_operator_is_not_checked() -> None:
+    """A class that extends one of ours may call something else `topic`."""
+
+    class Announcing(VerifyOperator):
+        def __init__(self, *, topic: str | None = None, ask: str = "Shall I?", **kwargs: Any) -> None:
+            super().__init__(**kwargs)
+            self.topic, self.ask = topic, ask
+
+    with DAG("extended"):
+        extended = Announcing(task_id="extended", path="/x")
+    extended.pre_execute({})  # type: ignore[typeddict-item]
+    extended.engine = ""
+    with pytest.raises(AirflowFailException, match="engine cannot be ''"):
+        extended.pre_execute({})  # type: ignore[typeddict-item]
