@@ -7,24 +7,27 @@ from __future__ import annotations
 
 import contextlib
 import os
+import weakref
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from broker.database.ledger_identity import DatabaseIdentity, difference
 from broker.enlisting.attached_files import check_attached
 from broker.enlisting.sqlalchemy_rows import in_transaction
 from broker.errors import BrokerError, TransactionError
+from broker.ledger import Ledger, executor
 
 if TYPE_CHECKING:
-    from sqlalchemy import URL, Connection, Engine
+    from sqlalchemy import URL, Connection, Engine, Pool
     from sqlalchemy.ext.asyncio import AsyncEngine
     from sqlalchemy.orm import Session
-
-    from broker.ledger import Ledger
 
 _PORTS = {"postgresql": 5432, "mysql": 3306}
 _FAMILIES = {"mariadb": "mysql"}
 _ONE_DATABASE = "a message and its rows need one COMMIT"
+_in_place: weakref.WeakKeyDictionary[Ledger, weakref.WeakSet[Pool]] = weakref.WeakKeyDictionary()
 
 
 def check_session(session: Session, ledger: Ledger) -> Engine | Connection:
@@ -116,6 +119,33 @@ def check_connection(connection: Connection, ledger: Ledger) -> None:
     _check_translation(connection, ledger)
     if connection.dialect.name == "sqlite":
         _check_file(check_attached(partial(_rows_of_driver, connection)), connection.engine, ledger)
+
+
+def check_place(connection: Connection, ledger: Ledger) -> None:
+    """Before a row goes in: another engine than the ledger's leads to the same database, and to the same table.
+
+    Its URL may be the ledger's, and its `connect_args` or the search_path of its role lead elsewhere. Each pool is
+    asked once. A file of SQLite is looked at for each transaction (`_check_file`). Raises TransactionError.
+    """
+    pool = connection.engine.pool
+    if pool is ledger.session_engine.pool or ledger.dialect == "sqlite" or pool in _in_place.get(ledger, ()):
+        return
+    actual = ledger.look(executor(connection)).identity
+    for bound in ledger.identities:
+        if what := _difference(bound, actual):
+            raise TransactionError(
+                f"the connection leads to {actual}, and the ledger is in {bound} ({what}): {_ONE_DATABASE}, so use a "
+                "session that is bound to the ledger's engine; for a schema of its own name it, "
+                "Ledger(engine, schema=...), one ledger and one producer for each tenant"
+            )
+    _in_place.setdefault(ledger, weakref.WeakSet()).add(pool)
+
+
+def _difference(bound: DatabaseIdentity, actual: DatabaseIdentity) -> str:
+    """On MySQL the row goes to the database that its statement names, whatever the connection's own is."""
+    if bound.dialect in ("mysql", "mariadb"):
+        actual = replace(actual, database=bound.database, schema=bound.schema)
+    return difference(bound, actual)
 
 
 def is_autocommit(connection: Connection) -> bool:

@@ -60,6 +60,7 @@ class SqlalchemyTransaction(JoinableTransaction):
     def branch(self, producer_group: str, service: HalfMessageService, *, store_id: str) -> Branch:
         enlistment, connection = enlist(self._target, self._ledger)
         check_still_open(enlistment, connection)
+        checks.check_place(connection, self._ledger)
         savepoint = savepoint_of(connection)
         rows = rows_of(self._ledger)
         branch = enlistment.branch(connection, rows, producer_group, service, store_id=store_id, savepoint=savepoint)

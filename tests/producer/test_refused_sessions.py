@@ -235,6 +235,23 @@ def a_search_path(desk: Desk, stack: ExitStack) -> Session:
     return session
 
 
+@refused("another schema", ("postgresql",))
+def a_search_path_of_an_engine(desk: Desk, stack: ExitStack) -> Session:
+    """Its default is its own: nothing on its connections tells that it is not check-back's."""
+    _tenant(desk)
+    engine = desk.another_engine(connect_args={"options": "-c search_path=tenant_a,public"})
+    return stack.enter_context(Session(engine))
+
+
+@refused("another database", ("postgresql",))
+def a_database_of_the_driver(desk: Desk, stack: ExitStack) -> Session:
+    """`connect_args` go before the URL."""
+    engine = desk.another_engine(connect_args={"dbname": "postgres"})
+    Ledger(engine).create_all()
+    Base.metadata.create_all(engine)
+    return stack.enter_context(Session(engine))
+
+
 def _tenant(desk: Desk) -> None:
     """A schema with tables of its own."""
     with desk.engine.begin() as connection:
