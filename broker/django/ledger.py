@@ -49,7 +49,7 @@ class DjangoLedger(Ledger):
         self._database = str(connection.settings_dict["NAME"])
         self._is_in_memory = connection.vendor == "sqlite" and connection.is_in_memory_db()
         super().__init__(_engine(connection))
-        self._rows = DjangoRows(self.rows.name)
+        self._rows = DjangoRows(self)
 
     def __repr__(self) -> str:
         return f"<broker.django.DjangoLedger {self.using!r}: {self._engine.url!r}>"

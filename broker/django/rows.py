@@ -8,9 +8,9 @@ from typing import Any
 from django.db import Error
 
 from broker.database.statements import Sql, pyformat
-from broker.enlisting.search_path import table_elsewhere
+from broker.enlisting.search_path import check_schema, table_elsewhere
 from broker.errors import TransactionError
-from broker.ledger import COMMITTED
+from broker.ledger import COMMITTED, Ledger
 
 _BATCH = 500  # keys in one SELECT: any database takes so many parameters
 _UNDEFINED_TABLE = "42P01"  # SQLSTATE
@@ -25,8 +25,8 @@ class DjangoRows:
 
     holds_a_lock = True
 
-    def __init__(self, table: str) -> None:
-        self._table = table
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger, self._table = ledger, ledger.rows.name
         self._home: int | None = None  # PostgreSQL's id of the table that check-back reads
 
     def insert(self, connection: Any, key: str, producer_group: str, store_id: str) -> None:
@@ -70,6 +70,7 @@ class DjangoRows:
             text = f"the search_path {paths.current!r} leads to another table {self._table} than the one that"
             text = f"{text} check-back reads, with search_path {paths.default!r}"
             raise TransactionError(f"{text}: keep the ledger in a schema that all tenants share")
+        check_schema(execute, self._table, table_id, self._ledger.identities)
         self._home = table_id
 
     def _quoted(self, connection: Any) -> str:

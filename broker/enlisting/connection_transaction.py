@@ -11,14 +11,16 @@ import contextlib
 import itertools
 import weakref
 from collections.abc import Iterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar, Protocol, Self
 
 from broker.database.bound_ledger import COMMITTED
+from broker.database.ledger_identity import DatabaseIdentity
 from broker.database.statements import Sql
 from broker.enlisting.connection_drivers import ConnectionStatus, Driver, doom_connection
 from broker.enlisting.enlistment import Branch, Enlistment, JoinableTransaction, Stage
-from broker.enlisting.search_path import table_elsewhere
+from broker.enlisting.search_path import check_schema, table_elsewhere
 from broker.enlisting.sqlalchemy_events import unknown_outcome
 from broker.errors import TransactionError
 from broker.local_transaction import LocalTransaction
@@ -36,8 +38,8 @@ class ConnectionRows:
 
     holds_a_lock = True
 
-    def __init__(self, driver: Driver, table: str) -> None:
-        self._driver, self._table = driver, table
+    def __init__(self, driver: Driver, table: str, home: DatabaseIdentity) -> None:
+        self._driver, self._table, self._bound = driver, table, home
         columns = "(ledger_key, state, producer_group, store_id) VALUES (:key, :state, :producer_group, :store_id)"
         self._returns_id = driver.dialect == "postgresql"
         returning = " RETURNING CAST(tableoid AS bigint)" if self._returns_id else ""
@@ -62,11 +64,13 @@ class ConnectionRows:
         return {key for key in keys if self._driver.execute(connection, Sql(self._select, {"key": key}))}
 
     def _check_home(self, connection: Any, table_id: int) -> None:
-        paths = table_elsewhere(lambda one: self._driver.execute(connection, one), self._table, table_id)
+        execute = partial(self._driver.execute, connection)
+        paths = table_elsewhere(execute, self._table, table_id)
         if paths is not None:
             text = f"the connection's search_path {paths.current!r} leads to another table {self._table} than the one"
             text = f"{text} that check-back reads, with search_path {paths.default!r}: name the schema,"
             raise TransactionError(f"{text} ConnectionLedger(connect, schema=...), one ledger for each tenant")
+        check_schema(execute, self._table, table_id, [self._bound])
         self._home = table_id
 
 

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+from broker.enlisting.search_path import check_schema, table_elsewhere
 from broker.errors import AlreadyEnded, TransactionError
-from broker.ledger import COMMITTED, ROLLED_BACK, Ledger
+from broker.ledger import COMMITTED, ROLLED_BACK, Ledger, executor
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Dialect, Table
@@ -36,7 +37,7 @@ class SqlAlchemyRows:
         from sqlalchemy import literal_column, select
         from sqlalchemy.exc import IntegrityError
 
-        self._integrity_error = IntegrityError
+        self._integrity_error, self._ledger = IntegrityError, weakref.ref(ledger)
         self.holds_a_lock = ledger.holds_a_lock
         self._table = table = _qualified(ledger)
         self._insert = table.insert()
@@ -95,21 +96,15 @@ class SqlAlchemyRows:
         Check-back connects again, so it has the search_path of the role, the database and the connection's options:
         what PostgreSQL calls the reset value.
         """
-        from sqlalchemy import text
-
-        paths = text("SELECT current_setting('search_path'), reset_val FROM pg_settings WHERE name = 'search_path'")
-        current, default = connection.execute(paths).one()
-        if current != default:
-            set_path = text("SELECT set_config('search_path', :path, true)")
-            connection.execute(set_path, {"path": default})
-            found = connection.execute(text("SELECT to_regclass(:name)::oid"), {"name": self._table.name}).scalar()
-            connection.execute(set_path, {"path": current})
-            if found is None or int(found) != table_id:
-                raise TransactionError(
-                    f"the session's search_path {current!r} leads to another table {self._table.name} than the one "
-                    f"that check-back reads, with search_path {default!r}: name the schema, Ledger(engine, "
-                    "schema=...), one ledger and one producer for each tenant"
-                )
+        execute, ledger = executor(connection), self._ledger()
+        paths = table_elsewhere(execute, self._table.name, table_id)
+        if paths is not None:
+            raise TransactionError(
+                f"the session's search_path {paths.current!r} leads to another table {self._table.name} than the one "
+                f"that check-back reads, with search_path {paths.default!r}: name the schema, Ledger(engine, "
+                "schema=...), one ledger and one producer for each tenant"
+            )
+        check_schema(execute, self._table.name, table_id, [] if ledger is None else ledger.identities)
         self._home = table_id
 
 

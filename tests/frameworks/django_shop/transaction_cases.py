@@ -199,18 +199,22 @@ class WhatIsRefused(Messages, TransactionTestCase):
         with connection.cursor() as cursor:
             cursor.execute("CREATE SCHEMA tenant")
             cursor.execute("CREATE TABLE tenant.checkback_ledger (LIKE checkback_ledger INCLUDING ALL)")
+            cursor.execute("CREATE ROLE tenant SUPERUSER")  # whose schema it is, by `"$user"`
         try:
-            for path, is_refused in (("tenant, public", True), ("public, tenant", False)):
-                expected = (
-                    pytest.raises(broker.TransactionError, match="'tenant, public'") if is_refused else nullcontext()
-                )
+            for setting, refused in (
+                ("search_path = tenant, public", "'tenant, public'"),
+                ("role = tenant", "role or search_path leads to the table"),
+                ("search_path = public, tenant", ""),
+            ):
+                expected = pytest.raises(broker.TransactionError, match=refused) if refused else nullcontext()
                 with expected, transaction.atomic():
                     with connection.cursor() as cursor:
-                        cursor.execute(f"SET LOCAL search_path = {path}")
+                        cursor.execute(f"SET LOCAL {setting}")
                     order("phone")
         finally:
             with connection.cursor() as cursor:
                 cursor.execute("DROP SCHEMA tenant CASCADE")
+                cursor.execute("DROP ROLE tenant")
         self.check("phone")
 
     def test_another_database_than_the_one_it_was_made_for(self) -> None:
