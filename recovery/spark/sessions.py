@@ -92,9 +92,9 @@ def session(
 
     `memory` is the heap of the driver and of each executor, as Spark writes it (`4g`); `app` the name that its pages
     show; `config` are further settings of Spark, which win; a secret among them is on no command line. Workers run the
-    Python of this process, logs are quiet, and on one machine Spark listens on the loopback only. Raises SparkNotReady
-    for a Spark Connect server, for what is not a master, without a right installation (see `check_installation`) and
-    when Spark does not start.
+    Python of this process, logs are quiet, on one machine Spark listens on the loopback only, and the session knows the
+    format `rocketmq-commitlog`. Raises SparkNotReady for a Spark Connect server, for what is not a master, without a
+    right installation (see `check_installation`) and when Spark does not start.
     """
     if not _MASTER.fullmatch(master):
         raise SparkNotReady(
@@ -113,9 +113,13 @@ def session(
     try:
         with _ended_when_interrupted():
             _start_jvm({"spark.master": master, "spark.app.name": app, **settings})
-            return builder.getOrCreate()
+            started = builder.getOrCreate()
     except Exception as error:
         raise SparkNotReady(f"Spark did not start with the master {master}: {_reason(error)}") from error
+    from recovery.spark.tables import register  # which imports pyspark
+
+    register(started)
+    return started
 
 
 @contextlib.contextmanager
