@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import re
+import stat
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -44,6 +45,7 @@ LATEST = "verify-latest.json"
 LATEST_RETENTION = "retain-latest.json"
 LATEST_REJECTION = "reject-latest.json"
 NEVER = "never"
+_OWNERS, _GROUPS = 0o700, 0o2770
 _RUN = re.compile(r"[a-z]+-(\d+)\.json")  # the report of the run of a time in ms
 
 
@@ -225,10 +227,20 @@ def _write_whole(path: str, beside: str, report: Mapping[str, Any]) -> None:
 
 
 def _make_private(directory: str) -> None:
-    """A directory for the user of the store alone; what root makes in the store of another user is that user's."""
+    """A directory for the user of the store alone; what root makes in the store of another user is that user's.
+
+    In a store that a group shares it is the group's: each of its users is to see the reports, and to wait for a lease.
+    """
     if not os.path.isdir(directory):
-        os.makedirs(directory, mode=0o700, exist_ok=True)
-        give_directory(directory, 0o700)
+        mode = _GROUPS if _is_shared(os.path.dirname(directory)) else _OWNERS
+        os.makedirs(directory, mode=mode & 0o777, exist_ok=True)
+        give_directory(directory, mode)
+
+
+def _is_shared(directory: str) -> bool:
+    """Whether it was made for a group: `chmod 2775`, and what is made in it takes that over."""
+    shared = stat.S_ISGID | stat.S_IWGRP
+    return os.path.isdir(directory) and os.stat(directory).st_mode & shared == shared
 
 
 @contextlib.contextmanager

@@ -216,6 +216,20 @@ def test_reports_are_kept_and_the_last_one_is_found(tmp_path: Path) -> None:
     assert last_report(str(path))["transactions"]["in_doubt"] == 10
 
 
+@pytest.mark.parametrize(("store", "ours"), [(0o2775, 0o770), (0o775, 0o700), (0o700, 0o700)])
+def test_reports_and_leases_are_the_groups_where_the_store_is(tmp_path: Path, store: int, ours: int) -> None:
+    """A second user saw "not verified yet", kept no report, and took a lease that the first one held."""
+    path, before = tmp_path / "shop", os.umask(0o002)
+    try:
+        path.mkdir()
+        path.chmod(store)
+        tasks.verify(str(shop(path, orders=1)), now_ms=1)
+    finally:
+        os.umask(before)
+    made = [path / "checkback" / name for name in ("reports", "leases")]
+    assert [oct(one.stat().st_mode & 0o777) for one in made] == [oct(ours)] * 2
+
+
 def test_two_verifications_at_once_do_not_run(tmp_path: Path) -> None:
     """The second is told to wait; when the first dies its lease is free."""
     path = shop(tmp_path / "shop")
