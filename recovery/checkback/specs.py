@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from broker.errors import BrokerError
 from recovery.checkback.policy import parse_duration
@@ -36,7 +37,18 @@ def check_spec(spec: Any, where: str) -> None:
         texts = value if name in _LISTS and isinstance(value, list | tuple) else [value]
         if not texts or not all(isinstance(text, str) for text in texts):
             raise BrokerError(f"{where}: {name} is a text" + (", or a list of them" if name in _LISTS else ""))
+    if not is_http_url(spec.get("http", "http://localhost")):
+        raise BrokerError(f"{where}: http is an http(s) URL with a host, as http://127.0.0.1:8080/check-back")
     answer_within_s(spec, where)
+
+
+def is_http_url(url: str) -> bool:
+    """Whether a question can go there: http or https, a host, and no port that cannot be."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is not a number, or too large; half an address of IPv6
+        return False
 
 
 def answer_within_s(spec: Spec, where: str = "") -> float:

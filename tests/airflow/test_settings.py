@@ -97,7 +97,9 @@ def test_a_file_that_cannot_be_read_is_said(text: str, why: str) -> None:
         ("a", {"path": "/srv/\ud800"}, "path has a character in it that cannot be seen"),
         ("a", {"path": "/srv/\0"}, "path has a character in it that cannot be seen"),
         ("a", {"path": "/x", "queue": "q" * 251}, "queue has 251 characters: a name of it has at most 120"),
-        ("a", {"path": "/x", "resolver": "ftp://billing/check"}, "resolver is an http(s) URL, package.module:function"),
+        ("a", {"path": "/x", "resolver": "ftp://billing/check"}, "resolver is an http(s) URL with a host, package.mod"),
+        ("a", {"path": "/x", "resolver": "http://[::1"}, "resolver is an http(s) URL with a host"),
+        ("a", {"path": "/x", "resolvers": {"*": {"http": "http://billing:99999"}}}, "http is an http(s) URL with a h"),
         (
             "a",
             {"path": "/x", "resolvers": {"shop": {"http": "billing/check"}}},

@@ -43,6 +43,7 @@ def test_a_ledger_is_the_stores_own(tmp_path: Path) -> None:
     [
         ({"policy": {"*": {"intervall": "30s"}}}, "no 'intervall'"),
         ({"resolvers": {"shop": 5}}, "resolvers.shop names one of ledger, http, call"),
+        ({"resolver": "http://[::1"}, "http is an http.s. URL with a host"),
         ({"ledger": "sqlite:///typo.db"}, "there is no database at typo.db"),
     ],
 )

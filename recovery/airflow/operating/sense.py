@@ -19,7 +19,6 @@ SECONDS = (0.1, 315_360_000.0)  # to ten years: Airflow counts in whole microsec
 _PRESETS = ("@once", "@continuous", "@hourly", "@daily", "@weekly", "@monthly", "@quarterly", "@yearly")
 _FIELDS = (5, 6, 7)  # of a cron expression, as Airflow takes them
 _URL = re.compile(r"[A-Za-z][\w+.-]*://.*|sqlite:.*", re.DOTALL)
-_HTTP = re.compile(r"https?://", re.IGNORECASE)
 _IN_A_TASKS_ID = ("queue", "executor")  # both, in 250 characters: of the DAG checkback.doctor, which is of all stores
 _PLACE_MOST = 120
 _ONE_OF = ("ledger", "ledger_connection", "resolver", "resolver_connection")
@@ -76,8 +75,12 @@ def _check_text(key: str, value: str) -> None:
         raise BrokerError(f"{key} has a character in it that cannot be seen, such as a zero: write it without")
     if key in _IN_A_TASKS_ID and len(value) > _PLACE_MOST:
         raise BrokerError(f"{key} has {len(value)} characters: a name of it has at most {_PLACE_MOST}")
-    if key == "resolver" and "://" in value and not _HTTP.match(value):
-        raise BrokerError("resolver is an http(s) URL, package.module:function, or the name of an entry point")
+    if key == "resolver" and "://" in value:
+        from recovery.checkback.specs import is_http_url
+
+        if not is_http_url(value):
+            text = "resolver is an http(s) URL with a host, package.module:function, or the name of an entry point"
+            raise BrokerError(text)
 
 
 def _check_seconds(key: str, value: float) -> None:
@@ -126,7 +129,10 @@ def _check_answers(policy: Mapping[str, Any] | None, resolvers: Mapping[str, Any
             if isinstance(spec, Mapping):
                 for name in (one for one in _CONNECTIONS if isinstance(spec.get(one), str)):
                     _check_text(name, spec[name])
-                if not _HTTP.match(str(spec.get("http", "http://"))):
-                    raise BrokerError(f"resolvers.{group}: http is an http(s) URL")
-                spec = {_CONNECTIONS.get(name, name): value for name, value in spec.items()}
+                spec = {_CONNECTIONS.get(name, name): _read_later(name, value) for name, value in spec.items()}
             check_spec(spec, f"resolvers.{group}")
+
+
+def _read_later(name: str, value: Any) -> Any:
+    """What stands for a URL that a connection has, which is read in a task."""
+    return "http://connection" if name == "http_connection" and isinstance(value, str) else value
