@@ -141,7 +141,6 @@ def test_every_goes_on_until_it_is_interrupted(
         ("--ledger", "nosql://x"),
         ("--http", "http://[::1"),
         ("--http", "localhost:8080/check-back"),
-        ("--http", "http://"),
     ],
 )
 def test_what_makes_no_sense_is_a_sentence(in_doubt: tuple[Path, list[Half]], run: Run, words: tuple[str, ...]) -> None:
