@@ -31,6 +31,7 @@ from recovery.jobs.recovering import recover as recover
 from recovery.jobs.setup import LATEST_RETENTION, alone, keep_report, opened, remove_reports, spark_for, verified
 
 FINDINGS_SHOWN = 50  # in a task's result, and entries that were not judged; the report has all
+LATE_LOOKED_AT = 1_000  # transactions in doubt, at each look of a trigger
 REASONS_SHOWN = 3  # in a task's error; the catalog and the page have all
 PARKED_AT_ONCE = 20  # a page's worth: a person decides about each
 _NOTHING_RETAINED: dict[str, Any] = {"segments": 0, "pins": [], "ledger_rows_stay": []}
@@ -40,14 +41,24 @@ _NOTHING_RETAINED: dict[str, Any] = {"segments": 0, "pins": [], "ledger_rows_sta
 
 
 def in_doubt_longer(path: str, older_than_s: float, now_ms: int) -> dict[str, Any] | None:
-    """How many transactions are in doubt for longer than that, and the oldest of them; None when there is none."""
+    """How many transactions are in doubt for longer than that, and the oldest of them; None when there is none.
+
+    The oldest `LATE_LOOKED_AT` are looked at: where all of those are late, `omitted` says how many more are in doubt.
+    """
     from recovery.views.overview import overview
 
-    late = [one for one in overview(path, now_ms, limit=1000, parked_limit=0).in_doubt if one.age_s >= older_than_s]
+    seen = overview(path, now_ms, limit=LATE_LOOKED_AT, parked_limit=0)
+    late = [one for one in seen.in_doubt if one.age_s >= older_than_s]
     if not late:
         return None
     oldest = max(late, key=lambda one: one.age_s)
-    return {"count": len(late), "commitlog_offset": oldest.commitlog_offset, "age_s": oldest.age_s}
+    omitted = seen.omitted if len(late) == len(seen.in_doubt) else 0
+    return {
+        "count": len(late),
+        "omitted": omitted,
+        "commitlog_offset": oldest.commitlog_offset,
+        "age_s": oldest.age_s,
+    }
 
 
 def queue_ends(path: str, topic: str) -> dict[str, int]:

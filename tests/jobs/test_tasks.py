@@ -262,6 +262,15 @@ def test_what_is_in_doubt_for_long_is_told(golden: Callable[[str], Path], tmp_pa
     assert tasks.in_doubt_longer(str(tmp_path / "shop"), 0.0, now_ms() + LATE_MS) is None
 
 
+def test_more_in_doubt_than_a_look_reads_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 1,500 the event said 1,000, and no more."""
+    path = str(shop(tmp_path / "shop", orders=5))
+    monkeypatch.setattr(tasks, "LATE_LOOKED_AT", 3)
+    found = tasks.in_doubt_longer(path, 0.0, now_ms() + LATE_MS)
+    assert found is not None
+    assert (found["count"], found["omitted"]) == (3, 2)
+
+
 def test_a_connection_is_tested(tmp_path: Path) -> None:
     """A sentence about what works; see also test_checks.py."""
     path = shop(tmp_path / "shop", orders=4)
