@@ -138,12 +138,16 @@ def _by_topic(queues: Iterable[GroupPosition]) -> Iterable[dict[str, Any]]:
 
 
 def _retained(path: str) -> dict[str, Any]:
-    """What retention did last, who has yet to read what, what pins segments that are due; and what went unread ever."""
+    """What retention did last, who has yet to read what, what pins segments that are due; and what went unread ever.
+
+    A job keeps a report. What an application or the command line removed is in the store's history alone: `removed_ms`.
+    """
     last, history = last_report(path, LATEST_RETENTION) or {}, read_history(Disk(), Paths(path))
     shown = {name: last.get(name, [])[:LISTED] for name in ("pins", "unread")}
     removed = {name: last.get(name) for name in ("now_ms", "done_ms")}
     removed |= {"segments": len(last.get("segments", [])), "bytes": last.get("bytes", 0)}
-    return {**removed, **shown, "removed_unread": history.get("unread", {}), "removed_bytes": history.get("bytes", 0)}
+    ever = {"removed_unread": history.get("unread", {}), "removed_bytes": history.get("bytes", 0)}
+    return {**removed, **shown, **ever, "removed_ms": history.get("last_ms")}
 
 
 def _short(report: dict[str, Any]) -> dict[str, Any]:

@@ -111,6 +111,18 @@ def test_retention_takes_old_reports_and_leaves_the_latest(tmp_path: Path) -> No
     assert left == {"verify-3000.json", "verify-latest.json", "retain-3500.json", "retain-latest.json"}
 
 
+def test_the_page_shows_what_an_application_removed(tmp_path: Path) -> None:
+    """It said "It has not run yet. 1.0 MiB removed so far.": only a job keeps a report."""
+    path, before = shop(tmp_path / "shop", orders=0), now_ms()
+    assert facts.store_of("shop", str(path))["retention"]["removed_ms"] is None
+    with broker.open(str(path)) as store:
+        for _ in range(30):
+            store.append(broker.Message("filler", bytes(100_000)))
+        assert store.retain(broker.Retention(keep_s=0.001, even_unread=True)).segments
+    shown = facts.store_of("shop", str(path))["retention"]
+    assert (shown["now_ms"], shown["removed_ms"] >= before) == (None, True)
+
+
 def test_the_page_shows_when_a_retention_was_done(tmp_path: Path) -> None:
     """Not when it was due; the reports of a recovery and of a rebuild say both, too."""
     path, before = str(killed_shop(tmp_path / "shop")), now_ms()
