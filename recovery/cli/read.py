@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -18,6 +19,7 @@ from recovery.cli.shared import CORRUPT, FINDINGS, WELL, AsJson, Store, examples
 from recovery.cli.terminal.output import Bar, print_entry, print_json, print_json_list, show, warn
 
 if TYPE_CHECKING:
+    from recovery.findings import Report
     from recovery.views.dump_commitlog import DumpEntry, DumpSelection
 
 
@@ -29,22 +31,25 @@ def verify(
         str | None,
         Option(metavar="MASTER", help="Run on Spark: local[*], spark://HOST:PORT. The result is the same."),
     ] = None,
+    keep: Annotated[
+        bool, Option("--keep", help="Keep the report, in place of the last one: the page shows it.")
+    ] = False,
 ) -> None:
     """Read the whole CommitLog and compare every derived file with it.
 
-    Reports transactions that are in doubt, lost or delivered twice, and every difference. Changes nothing on disk; a
-    broker may be running. Exits with 1 when there is a finding.
+    Reports transactions that are in doubt, lost or delivered twice, and every difference. Changes nothing on disk,
+    without --keep; a broker may be running. Exits with 1 when there is a finding.
     """
     from recovery.cli.terminal import tables as screen
-    from recovery.verify.verifier import verify as judge
 
-    with Bar("Verifying") as progress:
-        if spark is None:
-            report = judge(store, progress=progress)
-        else:
-            from recovery.spark.verification import verify_with
+    with contextlib.ExitStack() as held:
+        if keep:
+            from recovery.jobs.setup import alone
 
-            report = verify_with(spark, store, progress)
+            held.enter_context(alone(store, "verify"))
+        report = _verified(store, spark)
+        if keep:
+            _keep_report(store, report, spark)
     if as_json:
         answer = report.as_json()
         if limit is not None and len(answer["findings"]) > limit:
@@ -54,6 +59,28 @@ def verify(
     else:
         show(screen.verification(report, limit))
     raise Exit(WELL if report.ok else FINDINGS)
+
+
+def _verified(store: str, spark: str | None) -> Report:
+    """By this process and its own, or on Spark."""
+    with Bar("Verifying") as progress:
+        if spark is None:
+            from recovery.verify.verifier import verify as judge
+
+            return judge(store, progress=progress)
+        from recovery.spark.verification import verify_with
+
+        return verify_with(spark, store, progress)
+
+
+def _keep_report(store: str, report: Report, spark: str | None) -> None:
+    """As a verification of Airflow's, for the page; the last one alone, since nothing here removes old ones."""
+    from recovery.jobs.setup import LATEST, keep_report
+
+    engine = "local" if spark is None else f"spark ({spark})"
+    facts = {"now_ms": time.time_ns() // 1_000_000, **report.as_json(), "engine": engine}
+    if keep_report(store, LATEST, facts) is None:  # which has said why
+        raise BrokerError(f"{store}: the report is not kept. Run this as the user of the store, or without --keep")
 
 
 def pending(

@@ -6,6 +6,7 @@ import json
 import signal
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from click.testing import CliRunner
 import broker
 from recovery.cli.declaration import VerbGroup
 from recovery.cli.run import page as verbs_page
+from recovery.page import facts
 from recovery.page.app import OperationsPage, PageStore, make_page_app
 from recovery.page.sessions import SESSIONS_MAX, PageRefusal, Sessions
 from recovery.views.overview import overview, story
-from tests.jobs.shops import bodies, tree
+from tests.cli.command import command
+from tests.jobs.shops import bodies, shop, tree
 from tests.page.asgi import TestClient
 from tests.page.shown_shop import HOSTILE, page_over, shown_shop
 
@@ -195,6 +198,25 @@ def test_dead_letters_are_sent_again_once(client: TestClient, path: Path) -> Non
     assert client.get(GROUP).json()["letters"][0]["resent"]
     (first, _) = sorted((path / "checkback/reports").glob("resend-1*.json"))
     assert json.loads(first.read_text())["why"] == "the till works again"
+
+
+def test_a_verification_of_the_command_line_may_be_kept(
+    golden: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where there is no Airflow the page said "not verified yet" for good. Of a foreign store it is kept elsewhere."""
+    monkeypatch.setenv("CHECKBACK_STATE", str(tmp_path / "state"))
+    path, foreign = shop(tmp_path / "shop", orders=2), golden("rocketmq-5.3.3-killed")
+    before = tree(foreign)
+    for store, code in ((path, 0), (foreign, 1)):
+        command(capsys, "verify", store)
+        assert facts.report_of(str(store)) is None
+        assert command(capsys, "verify", store, "--keep", "--limit", "0").code == code
+        report = facts.store_of("shop", str(store))["report"]
+        assert (report["ok"], report["engine"]) == (code == 0, "local")
+    assert tree(foreign) == before
+    (path / "checkback/reports/.verify-latest.json.new").mkdir()
+    ran = command(capsys, "verify", path, "--keep")
+    assert (ran.code, "the report is not kept" in ran.err) == (2, True)
 
 
 def test_a_store_that_cannot_be_read_says_why(tmp_path: Path) -> None:
