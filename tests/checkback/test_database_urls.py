@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -68,11 +69,29 @@ def test_each_verb_refuses_it(verb: str, store: Path, capsys: pytest.CaptureFixt
         ("shop.db", "the ledger's database is not a SQLAlchemy URL"),
         ("postgresql+psycopg://ada:secret@127.0.0.1:port/shop", "the ledger's database is not a SQLAlchemy URL"),
         ("postgresql+psycopg://ada:pass@secret@127.0.0.1/shop", "an @ in the user or the password: write %40 for it"),
-        ("nosql://x", "the ledger's database cannot be reached: Can't load plugin"),
+        ("nosql://x", "nosql://, which SQLAlchemy does not know"),
+        ("postgres://ada:secret@127.0.0.1/shop", r"SQLAlchemy does not know. Write sqlite://, postgresql\+psycopg://"),
     ],
 )
 def test_what_is_no_url_is_refused(url: str, sentence: str) -> None:
     with pytest.raises(BrokerError, match=sentence) as caught:
+        engine_of(url)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "module", "package"),
+    [
+        ("postgresql+psycopg://ada:secret@127.0.0.1/shop", "psycopg", r"psycopg\[binary\]"),
+        ("mysql+pymysql://ada:secret@127.0.0.1/shop", "pymysql", "pymysql"),
+    ],
+)
+def test_a_driver_that_is_not_installed_is_named(
+    url: str, module: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The extras of checkback bring none: "No module named 'psycopg'" left the next step to the user."""
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(BrokerError, match=f"127.0.0.1/shop cannot be used: .*Run: pip install '{package}'$") as caught:
         engine_of(url)
     assert "secret" not in str(caught.value)
 

@@ -20,6 +20,9 @@ _WITHOUT_LOOP = {
     "sqlite": "sqlite", "postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql", "mariadb": "mariadb+pymysql",
 }  # fmt: skip
 
+_KNOWN = [f"{one}://" for one in dict.fromkeys(_WITHOUT_LOOP.values())]
+_PACKAGES = {"psycopg": "psycopg[binary]", "psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient"}  # by their modules
+
 
 def check_url(url: str, what: str = LEDGER) -> URL:
     """The URL of a database, whose driver need not be installed. `what` begins the sentence of an error.
@@ -33,8 +36,9 @@ def check_url(url: str, what: str = LEDGER) -> URL:
     try:
         parsed = make_url(url)
         dialect = parsed.get_dialect()
-    except NoSuchModuleError as error:
-        raise BrokerError(f"{what} cannot be reached: {error}") from None
+    except NoSuchModuleError:
+        text = f"its URL begins with {url.partition(':')[0]}://, which SQLAlchemy does not know"
+        raise BrokerError(f"{what} cannot be used: {text}. Write {', '.join(_KNOWN)}") from None
     except (ArgumentError, ValueError):  # for one, a port that is not a number; the text may hold the password
         raise BrokerError(f"{what} is not a SQLAlchemy URL, as postgresql+psycopg://user@host/database") from None
     if "@" in (parsed.host or ""):
@@ -58,5 +62,9 @@ def engine_of(url: str, what: str = LEDGER, **options: Any) -> Engine:
     parsed = check_url(url, what)
     try:
         return create_engine(parsed, **options)
-    except (ArgumentError, ImportError) as error:
+    except ImportError as error:
+        module = (error.name or parsed.get_driver_name()).partition(".")[0]
+        text = f"its driver is not installed here ({error}). Run: pip install '{_PACKAGES.get(module, module)}'"
+        raise BrokerError(f"{what} {place(parsed)} cannot be used: {text}") from None
+    except ArgumentError as error:
         raise BrokerError(f"{what} cannot be reached: {error}") from None
