@@ -31,6 +31,14 @@ def loop_name(loop: asyncio.AbstractEventLoop) -> str:
     return type(loop).__module__.partition(".")[0]
 
 
+async def write_all(writer: asyncio.StreamWriter, data: bytes) -> None:
+    """Send to a peer, at its pace. Raises ConnectionResetError where it has gone: uvloop raises RuntimeError then."""
+    if writer.is_closing():
+        raise ConnectionResetError("the connection is closed")
+    writer.write(data)
+    await writer.drain()
+
+
 def listening_socket(host: str, port: int) -> socket.socket:
     """A socket of which connections will be accepted. Raises BrokerError.
 

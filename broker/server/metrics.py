@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from broker.consuming.group.offset_export import SCHEDULE_GROUP
 from broker.errors import BrokerError
+from broker.server.event_loop import write_all
 from broker.server.requests.queues import queue_range
 from broker.server.requests.stats import GET, PUT
 
@@ -109,8 +110,7 @@ class MetricsPage:
                 line = (await reader.readuntil(b"\r\n\r\n"))[:_REQUEST_BYTES].split(b"\r\n")[0].decode("latin-1")
                 status, kind, body = await self._page(line)
                 size = f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-                writer.write(f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\n{size}".encode() + body)
-                await writer.drain()
+                await write_all(writer, f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\n{size}".encode() + body)
         writer.close()
 
     async def _page(self, line: str) -> tuple[str, str, bytes]:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import socket
+import struct
 import sys
 
 import pytest
 
 import broker
 from broker.remoting.codes import ResponseCode as Answer
+from broker.server import metrics
 from tests.server.conftest import Connect, Serve
+from tests.server.processes import await_true
 
 
 @pytest.mark.parametrize(("loop", "name"), [("asyncio", "asyncio"), ("uvloop", "uvloop"), ("auto", "uvloop")])
@@ -34,3 +39,30 @@ def test_a_loop_that_is_not_there_is_refused(serve: Serve, connect: Connect, mon
     with pytest.raises(broker.BrokerError, match="auto, asyncio, uvloop"):
         serve(loop="trio")
     assert connect(serve()).publish("orders", b"x").code == Answer.SUCCESS  # auto
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_who_does_not_wait_for_the_metrics_is_no_defect(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, loop: str
+) -> None:
+    """uvloop raises RuntimeError for a write to a peer that has gone: a slave that was killed was a traceback, too."""
+    pytest.importorskip(loop)
+    written, real = list[str](), metrics.write_all
+
+    async def late(writer: asyncio.StreamWriter, data: bytes) -> None:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()  # by a reset, since it has not read
+        while not writer.is_closing():  # noqa: ASYNC110 - the loop changes it
+            await asyncio.sleep(0.001)
+        written.append(data.decode())
+        await real(writer, data)
+
+    monkeypatch.setattr(metrics, "write_all", late)
+    server = serve(loop=loop, metrics_port=0)
+    host, _, port = server.metrics_address.rpartition(":")
+    client = socket.create_connection((host, int(port)), timeout=10)
+    client.sendall(b"GET /healthz HTTP/1.1\r\n\r\n")
+    await_true(lambda: written)
+    server.close()
+    assert "200 OK" in written[0]
+    assert [one for one in caplog.records if one.levelno >= logging.ERROR] == []

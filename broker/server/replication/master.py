@@ -28,7 +28,7 @@ from broker.remoting.replication import (
     TransferHeader,
     transfer_from,
 )
-from broker.server.event_loop import listening_socket
+from broker.server.event_loop import listening_socket, write_all
 from broker.server.replication.acknowledgements import Acknowledgements, Done
 from broker.server.settings import host_and_port
 from broker.server.threads.store_thread import Stored
@@ -205,17 +205,16 @@ class ReplicationMaster:
                 data = await loop.run_in_executor(self._reading, self.read, at, end)
                 places = range(0, len(data), TRANSFER_BYTES)
                 parts = [(place, data[place : place + TRANSFER_BYTES]) for place in places]
-                writer.write(b"".join(TransferHeader(at + place, len(part)).pack() + part for place, part in parts))
+                sent = b"".join(TransferHeader(at + place, len(part)).pack() + part for place, part in parts)
                 at += len(data)
                 self._sent[number] = at
-                await writer.drain()
+                await write_all(writer, sent)
                 continue
             try:
                 async with asyncio.timeout(HEARTBEAT_S):
                     await self._grown.wait()
             except TimeoutError:
-                writer.write(TransferHeader(at, 0).pack())
-                await writer.drain()
+                await write_all(writer, TransferHeader(at, 0).pack())
 
     def read(self, start: int, end: int) -> bytes:
         """Bytes of the log below `end`, of one segment. Raises StoreError when they are not there any more."""
