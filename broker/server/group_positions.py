@@ -5,6 +5,7 @@ RocketMQ: ConsumerOffsetManager (5.3.3).
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from broker.live import LiveStore
 
 Queue = tuple[str, str, int]  # group, topic, queue id
-_RESET_S = 60.0  # a client of the queue pulls within seconds
+_RESET_S = 60.0  # for a reset of a queue from which no client pulls now
 _LOOK_S = 0.5  # how soon a killed consumer or a reset is noticed; one that leaves or joins is at the next look
 _FENCES_MAX = 2 * CELLS  # queues from which clients pull, with a position and before their first one
 
@@ -39,7 +40,7 @@ class GroupPositions:
         self._joining: frozenset[str] = frozenset()  # of a heartbeat that is being worked on
         self._consumers: dict[str, tuple[int, ...]] = {}  # by group, those in processes that have the store open
         self._changes, self._looked_s = -1, 0.0
-        self._resets: dict[Queue, float] = {}  # what a client learns with its next pull, until when
+        self._resets: dict[Queue, float] = {}  # what a client learns with its next pull, until when at most
         self._fences: dict[Queue, int] = {}  # of the queues from which clients pull, since they know where they stand
         self._fences_looked_s = 0.0
 
@@ -107,8 +108,8 @@ class GroupPositions:
     def keep(self, connected: Callable[[], Iterable[str]]) -> None:
         """Say that the groups of connected clients are there, and leave those that have none.
 
-        Notices the resets that other processes made. One that no client learned in its time is over: nobody pulls from
-        the queue.
+        Notices the resets that other processes made. One of a queue from which clients pull waits for the next pull: a
+        client that has enough to do comes back after minutes. Any other is over in time, since it keeps off commits.
         """
         now_s = time.monotonic()
         with self._lock:
@@ -118,8 +119,11 @@ class GroupPositions:
             for member in self._members.values():
                 member.beat()
             self._notice_resets(now_s)
-            for place in [place for place, until_s in list(self._resets.items()) if until_s < now_s]:
-                self._resets.pop(place, None)
+            for place, until_s in list(self._resets.items()):
+                if until_s < now_s:
+                    self._resets.pop(place, None)
+                elif until_s == math.inf and place[0] not in self._members:  # its clients left, or come again soon
+                    self._resets[place] = now_s + _RESET_S
 
     def _notice_resets(self, now_s: float) -> None:
         """Have clients learn where another process put their group: another server, or `checkback consumer --reset`.
@@ -138,7 +142,7 @@ class GroupPositions:
                 del self._fences[place]  # its consumer notices by itself
             else:
                 with self.table.cells.lock:  # the fence comes first, and then the position
-                    self._resets[place], self._fences[place] = now_s + _RESET_S, self._fence(place)
+                    self._resets[place], self._fences[place] = math.inf, self._fence(place)
 
     def _fence(self, place: Queue) -> int:
         """The fence of a queue; what a new cell has when there is none."""
@@ -206,14 +210,16 @@ class GroupPositions:
     def reset(self, group: str, topic: str, queue_id: int, queue_offset: int, *, is_online: bool) -> None:
         """Put a group elsewhere; clients that are connected hear of it with their next pull."""
         _check_group(group)
-        cells = self.table.cells
+        place, cells = (group, topic, queue_id), self.table.cells
         with self._lock:
-            is_leased = self.is_leased(group, topic, queue_id)  # then its consumer notices by the fence
+            is_leased = self.is_leased(*place)  # then its consumer notices by the fence
             with cells.lock:
-                cells.set_position(cells.make(group, topic, queue_id), queue_offset)
-                self._fences[group, topic, queue_id] = self._fence((group, topic, queue_id))
+                cells.set_position(cells.make(*place), queue_offset)
+                if is_pulled := place in self._fences:
+                    self._fences[place] = self._fence(place)
             if is_online and not is_leased:
-                self._resets[group, topic, queue_id] = time.monotonic() + _RESET_S
+                is_awaited = is_pulled and group in self._members
+                self._resets[place] = math.inf if is_awaited else time.monotonic() + _RESET_S
 
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
         """Where a client must go on, once; from now on resets of the queue by other processes are noticed.

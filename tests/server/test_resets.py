@@ -10,6 +10,7 @@ import broker
 from broker.consuming.group.positions import Positions, Start
 from broker.remoting.codes import RequestCode as Code
 from broker.remoting.codes import ResponseCode as Answer
+from broker.server import group_positions
 from tests.server.conftest import Connect, Serve
 from tests.server.processes import await_true
 
@@ -28,6 +29,42 @@ def test_a_reset_reaches_clients_with_their_next_pull(serve: Serve, connect: Con
     answer = client.answer(client.pull("billing", "orders", 3))
     assert (answer.code, answer.remark, answer.ext["nextBeginOffset"]) == (21, "OFFSET_RESET", "0")
     assert client.request(Code.QUERY_CONSUMER_OFFSET, asked).ext == {"offset": "0"}
+
+
+@pytest.mark.parametrize("is_of_another", [False, True])
+def test_a_reset_waits_for_a_client_that_has_enough_to_do(
+    serve: Serve, connect: Connect, store: broker.LiveStore, monkeypatch: pytest.MonkeyPatch, is_of_another: bool
+) -> None:
+    """A client with 1,000 messages in hand does not pull. After a minute its next commit undid the reset."""
+    monkeypatch.setattr(group_positions, "_RESET_S", 0.0)
+    server = serve()
+    client = connect(server)
+    for _ in range(3):
+        client.publish("orders", b"x")
+    client.heartbeat(consumer="billing", topics={"orders": "*"})
+    asked = {"consumerGroup": "billing", "topic": "orders", "queueId": 0}
+    client.request(Code.UPDATE_CONSUMER_OFFSET, asked | {"commitOffset": 1})
+    client.pulled("billing", "orders", 1)
+    positions, looks = server.context.positions, list[int]()
+    if is_of_another:
+        with closing(Positions(store)) as own:
+            own.reset("billing", "orders", Start("last"))
+        await_true(lambda: positions.has_resets)
+    else:
+        reset = {"topic": "orders", "group": "billing", "timestamp": -1, "isForce": "true"}
+        client.request(Code.INVOKE_BROKER_TO_RESET_OFFSET, reset)
+    notice = positions._notice_resets
+
+    def counted(now_s: float) -> None:
+        looks.append(1)
+        notice(now_s)
+
+    monkeypatch.setattr(positions, "_notice_resets", counted)
+    await_true(lambda: len(looks) > 2)
+    client.request(Code.UPDATE_CONSUMER_OFFSET, asked | {"commitOffset": 1})
+    assert client.request(Code.QUERY_CONSUMER_OFFSET, asked).ext == {"offset": "3"}
+    answer = client.answer(client.pull("billing", "orders", 1))
+    assert (answer.remark, answer.ext["nextBeginOffset"]) == ("OFFSET_RESET", "3")
 
 
 def test_a_reset_of_a_queue_that_is_not_there_is_refused(serve: Serve, connect: Connect) -> None:
