@@ -180,14 +180,14 @@ class LiveCluster:
         """
         self._loop.run(TopicAdmin(self._client).create(name, queues=queues, message_type=message_type))
 
-    def newest(self, topic: str, limit: int = 32) -> list[ReceivedMessage]:
+    def newest(self, topic: str, limit: int = 32, *, partial: bool = False) -> list[ReceivedMessage]:
         """The last messages of each queue of a topic, oldest first, at most `limit` of each; fewer where their bodies
         have more than 16 MiB together.
 
         No group's position moves. Empty for a topic that is not there. Raises NotPermitted when the account may not
-        read it, ClusterError.
+        read it, ClusterError when a broker does not answer; with `partial` only when none does.
         """
-        return self._loop.run(read_newest(self._client, topic, limit))
+        return self._loop.run(read_newest(self._client, topic, limit, partial=partial))
 
     def join(self, group: str) -> None:
         """Be a member of a producer group at every broker, without sending: its checks come here, too.

@@ -64,7 +64,7 @@ class ClusterEvidence:
 
     def _look(self, topic: str) -> None:
         try:
-            newest = self._cluster.newest(topic, _NEWEST)
+            newest = self._cluster.newest(topic, _NEWEST, partial=True)
         except BrokerError as error:
             _log.warning(
                 "the topic %s could not be read, so it proves nothing about the ledger: %s",

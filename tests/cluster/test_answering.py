@@ -291,7 +291,7 @@ def test_what_was_delivered_long_ago_takes_no_memory(monkeypatch: pytest.MonkeyP
     numbers, clock = itertools.count(), itertools.count(step=60)
     monkeypatch.setattr(cluster_evidence, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
 
-    def newest(_topic: str, count: int) -> list[SimpleNamespace]:
+    def newest(_topic: str, count: int, **_: bool) -> list[SimpleNamespace]:
         bound = {LEDGER_BINDING: "b" * 32, "PGROUP": "shop"}
         return [
             SimpleNamespace(properties={LEDGER_KEY: f"{next(numbers):032}", **bound}, commitlog_offset=0)

@@ -15,13 +15,17 @@ import pytest
 import broker
 from broker.cluster.live_cluster import connect
 from broker.cluster.membership import group_member
-from broker.cluster.publishing import sending
+from broker.cluster.publishing import sending as cluster_sending
+from broker.database.ledger_binding import LEDGER_BINDING
+from broker.enlisting.ledger_key import LEDGER_KEY, new_key
 from broker.format.config import PERM_READ
 from broker.remoting.codes import RequestCode
+from recovery.answering.group_answering import answering, bind
 from tests.cluster.conftest import LAYOUT, SOON, Buy
 from tests.cluster.network import NameServer, Proxy
 from tests.cluster.waiting import awaited
 from tests.producer.delivered import delivered
+from tests.server.wire_client import WireClient, sending
 
 
 @dataclass
@@ -145,7 +149,7 @@ def test_a_machine_that_is_off_keeps_no_message_from_another_broker(
     two: TwoBrokers, ledger: broker.Ledger, buy: Buy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The wait for a connection took all the time of the first send, which failed; so did one every ten seconds."""
-    monkeypatch.setattr(sending, "_CONNECT_S", 0.05)
+    monkeypatch.setattr(cluster_sending, "_CONNECT_S", 0.05)
     with ExitStack() as stack:
         places = {"broker-a": _off(stack), "broker-b": two.servers[1].address}
         name_server = stack.enter_context(NameServer(places))
@@ -186,3 +190,30 @@ def test_an_address_that_cannot_be_is_a_broker_that_does_not_answer(tmp_path: Pa
         pytest.raises(broker.ClusterError, match="99999 takes no connection"),
     ):
         client.producer("plain").send(broker.Message("carts", b"lamp"))
+
+
+def test_a_backup_is_noticed_beside_a_broker_that_is_gone(
+    two: TwoBrokers, ledger: broker.Ledger, buy: Buy, tmp_path: Path
+) -> None:
+    """Rows of what the other broker delivered are missing: it was not looked at, and a lost row meant rollback."""
+    bound, path = bind(two.client, ledger), tmp_path / "shop.db"
+    producer = two.client.producer("shop", topics=["orders"], ledger=ledger)
+    backup = path.read_bytes()
+    for number in range(8):
+        buy(producer, number)
+    assert awaited(lambda: all(map(delivered, two.stores)))
+    two.servers[0].close()
+    now_ms = time.time_ns() // 1_000_000
+    named = {"PGROUP": "shop", LEDGER_KEY: new_key(now_ms), LEDGER_BINDING: bound.binding_id}
+    with WireClient(two.servers[1].address) as client:  # its row was lost, too
+        fields = sending("orders", sys_flag=4, TRAN_MSG="true", **named) | {"g": now_ms}
+        assert client.request(RequestCode.SEND_MESSAGE_V2, fields, b"left").code == 0
+    path.write_bytes(backup)
+    with answering(two.client, "shop", [ledger]) as answerer:
+        assert awaited(lambda: answerer.report.checks)
+    assert (answerer.report.refused > 0, answerer.report.rolled_back) == (True, 0)
+    with pytest.raises(broker.ClusterError):
+        two.client.newest("orders")
+    two.servers[1].close()
+    with pytest.raises(broker.ClusterError):
+        two.client.newest("orders", partial=True)
