@@ -13,11 +13,17 @@ from pathlib import Path
 
 import pytest
 
+from broker.errors import SyncFailed
+from broker.store.disk.files import Disk
+from broker.store.disk.paths import Paths
+from broker.store.recover.load import plan
+from broker.store.recover.survey import survey
+from broker.store.recover.truncate import keep_aside
 from broker.store.writer import open_writer
 from broker.testing.crash_disk import CrashDisk, Crashed
 from recovery.verify.verifier import verify
-from tests.store.crashed import abandoned, write_at
-from tests.store.filled import TINY, assert_right, fill, reopened
+from tests.store.crashed import abandoned, offsets, write_at
+from tests.store.filled import SMALL, TINY, assert_right, fill, half, reopened
 
 # Killed in the middle
 
@@ -106,3 +112,57 @@ def test_a_recovery_that_is_killed_twice_is_done_by_the_third(
             assert f"{end:020}" in kept
     record_property("kills", kills)
     assert kills >= 5
+
+
+def test_what_a_recovery_cut_off_the_log_does_not_come_back(tmp_path: Path) -> None:
+    """Whole records behind a hole would be published as soon as new ones reach up to them."""
+    path = tmp_path / "disk" / "store"
+    abandoned(path, 9, 9, TINY)
+    behind = [one for one in offsets(path) if one[0] % TINY.segment_bytes > 512][-4:]
+    write_at(path, behind[0][0], bytes(behind[0][1]), TINY.segment_bytes)
+    disk = CrashDisk(tmp_path / "disk")
+    assert plan(survey(str(path), disk)).survey.tail.rest_end > behind[1][0]
+    open_writer(str(path), disk, sync="os")
+    for seed in range(3):
+        tail = survey(str(disk.survivors(seed) / "store"), Disk()).tail
+        assert (tail.end, tail.rest_end) == (behind[0][0], behind[0][0])
+    disk.close()
+
+
+def test_a_segment_that_is_written_again_is_on_disk_before_it_takes_the_old_ones_place(tmp_path: Path) -> None:
+    disk = CrashDisk(tmp_path / "disk")
+    path = str(tmp_path / "disk" / "store")
+    store = open_writer(path, disk, TINY, sync="each")
+    fill(store, 0, 3)
+    disk.fail_next_sync("store/commitlog/*")
+    with pytest.raises(SyncFailed):
+        store.append([half(3)])
+    store.close()
+    promised = len(offsets(Path(path))) - 1
+    image = disk.survivors(1)
+    dry = CrashDisk(shutil.copytree(image, tmp_path / "dry"))
+    open_writer(str(dry.root / "store"), dry, sync="each")
+    renamed = [step for step, line in enumerate(dry.trace, 1) if "rename" in line and "segment-" in line]
+    assert renamed
+    for step in (renamed[0] + 1, renamed[0] + 2):
+        cut = CrashDisk(shutil.copytree(image, tmp_path / f"cut-{step}"), crash_at=step)
+        with pytest.raises(Crashed):
+            open_writer(str(cut.root / "store"), cut, sync="each")
+        for seed in (0, 1):
+            left = cut.survivors(seed) / "store"
+            reopened(left)
+            assert len(offsets(left)) >= promised
+            assert verify(left).ok
+
+
+def test_what_was_kept_aside_is_never_written_over(tmp_path: Path) -> None:
+    """A recovery that is killed may have cleared a part of the log already: its next one keeps what is left."""
+    end = abandoned(tmp_path, 3, 3)
+    write_at(tmp_path, end, b"\x01" * 600)
+    disk, paths = Disk(), Paths(str(tmp_path))
+    tail = plan(survey(str(tmp_path), disk)).survey.tail
+    (first,) = keep_aside(disk, paths, tail, SMALL.segment_bytes)
+    write_at(tmp_path, end, bytes(300))
+    (second,) = keep_aside(disk, paths, tail, SMALL.segment_bytes)
+    assert Path(first).read_bytes() == b"\x01" * 600
+    assert Path(second).read_bytes() == bytes(300) + b"\x01" * 300

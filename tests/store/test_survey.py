@@ -33,7 +33,10 @@ def killed(path: Path, last: Callable[[StoreWriter], object] = lambda _: None) -
     pid = os.fork()
     if pid == 0:
         store = open_writer(str(path), Disk(), SMALL, sync="os")
-        fill(store, 0, 30)
+        fill(store, 0, 15)
+        store.close()
+        store = open_writer(str(path), Disk(), sync="os")
+        fill(store, 15, 15)
         last(store)
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == 0
@@ -60,7 +63,7 @@ def test_a_page_that_counts_units_of_a_file_that_is_gone_is_not_trusted(tmp_path
     """The plan that is shown is the one that an opening carries out."""
     killed(tmp_path)
     shutil.rmtree(tmp_path / "consumequeue" / "Orders" / "0")
-    assert planned(tmp_path).case.label == "crashed"
+    assert planned(tmp_path).case.label == "no checkpoint"
     reopened(tmp_path)
     assert_right(tmp_path, 10, 10, 10)
 
@@ -68,7 +71,7 @@ def test_a_page_that_counts_units_of_a_file_that_is_gone_is_not_trusted(tmp_path
 def test_a_recovery_that_was_cut_off_leaves_no_page_that_is_trusted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By then the page counts no derived file, so that none would be missed."""
+    """By then the page counts no derived file, so that none would be missed; nor is there a checkpoint of them."""
 
     class CutOff(steps.Replay):
         def run(self, *_: object, **__: object) -> None:
@@ -81,6 +84,7 @@ def test_a_recovery_that_was_cut_off_leaves_no_page_that_is_trusted(
         with pytest.raises(InterruptedError):
             open_writer(str(tmp_path), Disk(), sync="os")
     assert not planned(tmp_path).survey.facts.page_trusted
+    assert not (tmp_path / "checkback" / "checkpoint").exists()
     reopened(tmp_path)
     assert_right(tmp_path, 10, 10, 10)
 
