@@ -12,6 +12,7 @@ STORE/checkback/retention.json.
 from __future__ import annotations
 
 import logging
+import shlex
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field
@@ -223,7 +224,8 @@ class Retainer:
         due = due_segments(removal.old_segments(writer.parts), segment_bytes, before_ms, surplus)
         end = due[-1] + segment_bytes if due else begin
         halves = [at for at in removal.halves_in_doubt(writer.parts) if at < end] if due else []
-        pins, omitted = [_half_pin(at) for at in halves[:HALVES_LISTED]], max(0, len(halves) - HALVES_LISTED)
+        pins = [_half_pin(self._store.path, at) for at in halves[:HALVES_LISTED]]
+        omitted = max(0, len(halves) - HALVES_LISTED)
         unread = self._unread(retention, begin, now_ms) if due or full else []
         if not retention.even_unread:
             pins += [self._unread_pin(one) for one in unread if one.pinned_at is not None and one.pinned_at < end]
@@ -298,8 +300,10 @@ class Retainer:
             _log.warning(text, *words, extra=event("retention", store=self._store.path))
 
 
-def _half_pin(commitlog_offset: int) -> Pin:
+def _half_pin(path: str, commitlog_offset: int) -> Pin:
+    store = shlex.quote(path)
     text = (
-        f"the half message at CommitLog offset {commitlog_offset} is in doubt. Settle it: checkback check-back, or end"
+        f"the half message at CommitLog offset {commitlog_offset} is in doubt. Settle it: checkback check-back {store}"
     )
+    text = f"{text}, or manually: checkback resolve {store} {commitlog_offset}"
     return Pin("half message", commitlog_offset, str(commitlog_offset), text)

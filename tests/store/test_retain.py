@@ -116,6 +116,8 @@ def test_a_half_message_in_doubt_keeps_its_segment(store: LiveStore) -> None:
     assert done.segments
     assert done.begin <= pin.commitlog_offset < done.begin + SMALL.segment_bytes
     assert [(one.kind, one.commitlog_offset) for one in done.pins] == [("half message", pin.commitlog_offset)]
+    step = f"checkback check-back {store.path}, or manually: checkback resolve {store.path} {pin.commitlog_offset}"
+    assert done.pins[0].text.endswith(f"is in doubt. Settle it: {step}")
     assert writer.dispatcher.slot(pin.queue_offset).state == TransactionType.PREPARED
     writer.append_one(end_draft(half(5000), pin.commitlog_offset, pin.queue_offset, TransactionType.COMMIT))
     assert store.retain(ALL, now_ms=later_ms(store)).begin > pin.commitlog_offset
