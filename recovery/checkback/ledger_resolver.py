@@ -259,9 +259,9 @@ class LedgerResolver:
         return dict.fromkeys(groups, Answer(Outcome.ROLLED_BACK, _put(self._by, Outcome.ROLLED_BACK)))
 
     def _mark(self, connection: Connection) -> int:
-        """The time below which rows were removed; 0 when none were. In the transaction of the tombstone it says, too,
+        """The time below which rows were removed; 0 when none were.
 
-        that the binding is still there. Raises WrongLedger.
+        In the transaction of the tombstone it shows, too, that the binding is still there. Raises WrongLedger.
         """
         marks, bindings = self._ledger.marks, self._ledger.bindings
         both = bindings.outerjoin(marks, marks.c.store_id == bindings.c.store_id)

@@ -221,7 +221,7 @@ def _page(disk: Disk, paths: Paths, layout: StoreLayout) -> memoryview[int] | No
 
 
 def _last_segment_fits(disk: Disk, paths: Paths, intent: int, layout: StoreLayout) -> bool:
-    """Whether the segments are those that the page speaks of: none is missing, none is far ahead of it."""
+    """Whether the segment is there that the page says is in use."""
     names = disk.entries(paths.commitlog) if disk.entry(paths.commitlog) else []
     last = max((int(entry.name) for entry in names if entry.is_file and is_base(entry.name)), default=-1)
     used = intent - 1 - (intent - 1) % layout.segment_bytes if intent else -1

@@ -1,8 +1,8 @@
 """Our checkpoint: up to where the derived files were on disk, and what was in doubt then.
 
     STORE/checkback/checkpoint    a line with the CRC of the rest, then JSON
-    STORE/checkback/durable       the same, around one number: the log below it was flushed (a lower bound, a second
-    old) STORE/checkback/adopted       the same: records of another program below this offset are accepted
+    STORE/checkback/durable       the same, around one number: the log below it was flushed (a lower bound)
+    STORE/checkback/adopted       the same: records of another program below this offset are accepted
 
 It also holds landmarks: the last unit of each queue and of the redo log, the last slot of the state table, where the
 index file begins. Files that lack them were cut, removed or made again by another program, and the checkpoint does not

@@ -3,8 +3,9 @@
     STORE/checkback/control     4096 bytes of native 64-bit words
 
 Every word is written with one move instruction (`words[i] = n` on a memoryview cast to "Q"), so that no reader ever
-sees half of one and a process that is killed leaves each either old or new. All but the poison and the hint are
-changed under the append lock only. RocketMQ does not know this file; without it the log is walked.
+sees half of one and a process that is killed leaves each either old or new. DURABLE is changed under the sync lock;
+POISON, SHARED and the hint WARM need none; all others are changed under the append lock, or by a process that is alone.
+RocketMQ does not know this file; without it the log is walked.
 """
 
 from __future__ import annotations
