@@ -174,11 +174,13 @@ def test_a_reset_takes_effect_under_a_consumer_at_work(path: Path) -> None:
     with opened(path) as store:
         send(store, 3)
         with store.consumer("billing", "orders") as consumer:
-            held = consumer.receive(WAIT_S)
+            held, later = consumer.receive(WAIT_S), consumer.receive(WAIT_S)
             assert held is not None
+            assert later is not None
             positions = Positions(store)
             assert positions.reset("billing", "orders", 1, 0) == {0: 1}
             positions.close()
+            assert not consumer.ack(later), "though no position would move for it"
             assert not consumer.ack(held)
             found = []
             while len(found) < 2:

@@ -14,15 +14,20 @@ from pathlib import Path
 import pytest
 
 from broker.errors import SyncFailed
+from broker.format.sysflag import TransactionType
+from broker.format.topics import OP_TOPIC
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
+from broker.store.engines.half_op import HALF_OP
+from broker.store.engines.replay_watch import ReplayWatch
+from broker.store.recover import steps
 from broker.store.recover.load import plan
 from broker.store.recover.survey import survey
 from broker.store.recover.truncate import keep_aside
 from broker.store.writer import open_writer
 from broker.testing.crash_disk import CrashDisk, Crashed
 from recovery.verify.verifier import verify
-from tests.store.crashed import abandoned, offsets, write_at
+from tests.store.crashed import abandoned, left, offsets, write_at
 from tests.store.filled import SMALL, TINY, assert_right, fill, half, reopened
 
 # Killed in the middle
@@ -149,10 +154,53 @@ def test_a_segment_that_is_written_again_is_on_disk_before_it_takes_the_old_ones
         with pytest.raises(Crashed):
             open_writer(str(cut.root / "store"), cut, sync="each")
         for seed in (0, 1):
-            left = cut.survivors(seed) / "store"
-            reopened(left)
-            assert len(offsets(left)) >= promised
-            assert verify(left).ok
+            found = cut.survivors(seed) / "store"
+            reopened(found)
+            assert len(offsets(found)) >= promised
+            assert verify(found).ok
+
+
+def test_slots_that_a_recovery_took_back_are_not_there_after_a_later_power_cut(tmp_path: Path) -> None:
+    """The store was closed meanwhile: who opens it next believes the checkpoint, and looks at no file behind it."""
+    path = tmp_path / "disk" / "store"
+    end = abandoned(path, 3, 24, TINY)
+    lost = offsets(path)[8][0]
+    for begin in range(lost, end, 64):
+        write_at(path, begin, bytes(min(64, end - begin, -begin % TINY.segment_bytes or 64)), TINY.segment_bytes)
+    disk = CrashDisk(tmp_path / "disk")
+    open_writer(str(path), disk, sync="os").close()
+    for seed in range(3):
+        image = disk.survivors(seed) / "store"
+        reopened(image)
+        report = verify(image)
+        assert report.ok, [str(finding) for finding in report.findings][:4]
+    disk.close()
+
+
+def test_a_commit_without_its_op_message_is_known_to_the_recovery_after_one_that_was_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint behind it would let the next one begin there: RocketMQ would check the transaction again."""
+
+    class CutOff(ReplayWatch):
+        def finish(self) -> None:
+            raise InterruptedError
+
+    store = open_writer(str(tmp_path), Disk(), SMALL, sync="os", transactions=HALF_OP.name)
+    properties = {"PGROUP": "shop", "UNIQ_KEY": "U1", "TRAN_MSG": "true"}
+    one = HALF_OP.half("orders", b"x", properties, queue_id=0, born_timestamp_ms=1)
+    (placed,) = store.append([one])
+    commit, _ = HALF_OP.ends(one, placed.commitlog_offset, placed.queue_offset, TransactionType.COMMIT, 2)
+    store.append([commit])
+    left(store, tmp_path)
+    monkeypatch.setattr(steps, "_CHECKPOINT_EVERY_BYTES", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(steps, "ReplayWatch", CutOff)
+        with pytest.raises(InterruptedError):
+            open_writer(str(tmp_path), Disk(), sync="os")
+    store = open_writer(str(tmp_path), Disk(), sync="os")
+    assert store.queue_end(OP_TOPIC, 0) == 1
+    store.close()
 
 
 def test_what_was_kept_aside_is_never_written_over(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.errors import BrokerError
+from broker.errors import BrokerError, StoreError, SyncFailed
 from broker.format.sysflag import TransactionType
 from broker.store.disk import maps
 from broker.store.disk.files import Disk, ReadFile
@@ -21,6 +21,7 @@ from broker.store.shared.control import Word
 from broker.store.write.mapped import MappedQueue
 from broker.store.write.pending_record import draft, end_draft
 from broker.store.writer import open_writer
+from broker.testing.crash_disk import CrashDisk
 from recovery.verify.verifier import verify
 from tests.store.filled import SMALL, assert_right, fill, half
 
@@ -293,3 +294,18 @@ def test_what_consumers_see_depends_on_the_mode(tmp_path: Path) -> None:
 def test_sizes_that_no_store_can_have(sizes: dict[str, int]) -> None:
     with pytest.raises(BrokerError):
         StoreLayout(**sizes)
+
+
+def test_a_derived_file_that_was_not_flushed_stops_all_appends(tmp_path: Path) -> None:
+    """Nobody knows what of it is on disk: a checkpoint that succeeds later would speak of what may be lost."""
+    disk = CrashDisk(tmp_path / "disk")
+    store = open_writer(str(tmp_path / "disk" / "store"), disk, SMALL, sync="os")
+    fill(store, 0, 3)
+    disk.fail_next_sync("store/consumequeue/*")
+    with pytest.raises(SyncFailed):
+        store.checkpoint()
+    with pytest.raises(StoreError, match="an fsync failed"):
+        fill(store, 3, 1)
+    assert (tmp_path / "disk" / "store" / "checkback" / "poisoned").exists()
+    store.close()
+    disk.close()

@@ -81,7 +81,6 @@ def _empty_derived(parts: StoreParts, survey: Survey, _progress: Progress) -> No
 def _believe(parts: StoreParts, survey: Survey, _progress: Progress) -> None:
     assert survey.point is not None
     _set_words(parts, survey.point, survey.tail.end)
-    parts.control[Word.DURABLE] = survey.tail.end
     _set_next_offsets(parts, survey.point)
 
 
