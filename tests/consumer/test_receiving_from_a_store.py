@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 import broker
 from broker.consumer import Consumer
+from broker.consuming.group.membership import Membership
+from broker.consuming.group.offset_export import SCHEDULE_GROUP
+from broker.consuming.group.positions import Positions
 from broker.consuming.reading import fetch
+from broker.consuming.schedule import Schedule
 from broker.consuming.tags import Selection
 from broker.consuming.window import Window
+from broker.format import properties as names
+from broker.format.topics import SCHEDULE_TOPIC
 from broker.live import LiveStore
 from broker.log_fields import fields_of
 from broker.store.disk.files import Disk
+from broker.store.write.pending_record import PendingRecord, draft
 from broker.testing.crash_disk import SMALL
 
 WAIT_S = 20
+DEAD, QUICKER = 999, 1000  # numbers of members
 
 
 def bodies(consumer: Consumer, count: int) -> list[str]:
@@ -196,3 +205,80 @@ def test_a_closed_consumer_says_so(checkback_store: LiveStore, timeout_s: float 
     consumer.close()
     with pytest.raises(broker.StoreError, match="was closed"):
         consumer.receive(timeout_s)  # type: ignore[arg-type]
+
+
+# Two who take over at the same moment from a member that died
+
+
+def test_of_two_members_that_take_a_dead_ones_queue_the_second_leaves_it(checkback_store: LiveStore) -> None:
+    """Both saw the dead owner: whoever comes second would make void what the first has handed out by then."""
+    checkback_store.append(broker.Message("orders", b"a"))
+    with checkback_store.consumer("billing", "orders") as consumer:
+        consumer._keeper.stop()
+        leases, cells, queue_id = consumer._leases, consumer._positions.cells, consumer.queues[0][1]
+        cell = cells.find("billing", "orders", queue_id)
+        assert cell is not None
+        leases.release()
+        with cells.lock:
+            cells.give(cell, DEAD, 5)
+
+        def lives(_number: int, _place: int) -> bool:
+            with cells.lock:
+                cells.give(cell, QUICKER, 6)
+            return False
+
+        consumer._member.lives = lives  # type: ignore[method-assign]
+        leases._take(cell, "orders", queue_id, has_clients=False)
+        assert ("orders", queue_id) not in consumer.queues
+        assert cells.owner(cell) == (QUICKER, 6)
+
+
+@pytest.fixture
+def schedule(checkback_store: LiveStore) -> Iterator[Schedule]:
+    """With a message that is due, and no consumer that delivers it."""
+    properties = {names.REAL_TOPIC: "orders", names.REAL_QID: "0", names.DELAY: "1"}
+    checkback_store.writer.append([draft(SCHEDULE_TOPIC, b"late", properties, queue_id=0, born_timestamp_ms=1)])
+    positions = Positions(checkback_store)
+    member = Membership(positions.cells, SCHEDULE_GROUP, (SCHEDULE_TOPIC,))
+    yield Schedule(checkback_store, positions, member)
+    member.leave()
+    positions.close()
+
+
+def test_of_two_that_take_a_dead_ones_schedule_the_second_leaves_it(
+    schedule: Schedule, checkback_store: LiveStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells, later_ms = schedule._cells, checkback_store.writer.clock.now_ms() + 2000
+    assert schedule._has_lease()
+    cell = schedule._lease_cell
+    assert cell is not None
+    with cells.lock:
+        cells.give(cell, DEAD, 5)
+
+    def lives(_number: int, _place: int) -> bool:
+        with cells.lock:
+            cells.give(cell, QUICKER, 6)
+        return False
+
+    monkeypatch.setattr(schedule._member, "lives", lives)
+    assert schedule.deliver(later_ms) == 0
+    assert cells.owner(cell) == (QUICKER, 6)
+
+
+def test_who_lost_the_schedule_while_it_delivered_moves_no_position(
+    schedule: Schedule, checkback_store: LiveStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the level stands is the next one's to say, which may have been put back meanwhile."""
+    cells, writer, append = schedule._cells, checkback_store.writer, checkback_store.writer.append
+    level = schedule._positions.cell(SCHEDULE_GROUP, SCHEDULE_TOPIC, 0)
+
+    def lost(drafts: Sequence[PendingRecord]) -> object:
+        assert schedule._lease_cell is not None
+        with cells.lock:
+            cells.give(schedule._lease_cell, QUICKER, 6)
+        return append(drafts)
+
+    monkeypatch.setattr(writer, "append", lost)
+    monkeypatch.setattr(schedule._member, "lives", lambda _number, _place: True)
+    assert schedule.deliver(writer.clock.now_ms() + 2000) == 1
+    assert cells.position(level) == 0
