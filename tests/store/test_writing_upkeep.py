@@ -23,7 +23,7 @@ from broker.store.write.pending_record import draft, end_draft
 from broker.store.writer import open_writer
 from broker.testing.crash_disk import CrashDisk
 from recovery.verify.verifier import verify
-from tests.store.filled import SMALL, assert_right, fill, half
+from tests.store.filled import SMALL, TINY, assert_right, fill, half, reopened
 
 
 @pytest.fixture
@@ -308,4 +308,21 @@ def test_a_derived_file_that_was_not_flushed_stops_all_appends(tmp_path: Path) -
         fill(store, 3, 1)
     assert (tmp_path / "disk" / "store" / "checkback" / "poisoned").exists()
     store.close()
+    disk.close()
+
+
+def test_a_slot_that_was_settled_since_the_last_checkpoint_is_on_disk_with_the_next(tmp_path: Path) -> None:
+    """It lies in a file of the table that got nothing else. The next recovery takes it neither back nor in doubt."""
+    disk = CrashDisk(tmp_path / "disk")
+    store = open_writer(str(tmp_path / "disk" / "store"), disk, TINY, sync="os")
+    one = half(2)
+    placed = store.append_one(one)
+    fill(store, 3, 15)
+    store.checkpoint()
+    store.append([end_draft(one, placed.commitlog_offset, placed.queue_offset, TransactionType.COMMIT)])
+    store.checkpoint()
+    for seed in range(3):
+        image = disk.survivors(seed) / "store"
+        reopened(image)
+        assert_right(image, 6, 5, 5)
     disk.close()
