@@ -68,7 +68,8 @@ class TimeLimit:
         return len(self._hanging)
 
     def run(self, function: Callable[[], T], key: Hashable = None) -> T:
-        """What the function returns or raises. Raises TimedOut when it takes too long, or others do."""
+        """What the function returns or raises. Raises TimedOut when it takes too long, or others do, or for want of a
+        thread."""
         if self._pid != os.getpid():  # a child has none of its parent's threads
             self._pid, self._calls, self._hanging = os.getpid(), None, {}
         if self.hanging and key in self._hanging:
@@ -78,9 +79,7 @@ class TimeLimit:
             raise TimedOut(f"{text}. It is asked again when one does, or when check-back is started again")
         call = _Call(function, key)
         if self._calls is None:
-            calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
-            threading.Thread(target=_work, args=(calls,), name=f"ask {self.name}", daemon=True).start()
-            self._calls = calls  # last: without a thread a call would seem to hang
+            self._calls = self._begin()
         self._calls.put(call)
         if not call.done.wait(self.seconds):
             self._calls.put(_END)  # the thread ends when it comes back
@@ -91,6 +90,15 @@ class TimeLimit:
             raise call.error
         value: T = call.value
         return value
+
+    def _begin(self) -> queue.SimpleQueue[_Call]:
+        """Calls for a new thread. Raises TimedOut where the system has none to give: then nobody was asked."""
+        calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
+        try:
+            threading.Thread(target=_work, args=(calls,), name=f"ask {self.name}", daemon=True).start()
+        except RuntimeError as error:
+            raise TimedOut(f"{self.name} was not asked: {error}") from error
+        return calls
 
 
 _END = _Call(lambda: None, None)

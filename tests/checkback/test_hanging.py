@@ -86,19 +86,32 @@ def test_only_so_many_hang_and_then_nothing_is_asked_until_one_comes_back(gate: 
     assert limit.run(lambda: 1, key=4) == 1
 
 
-def test_a_thread_that_the_system_does_not_give_is_not_a_call_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+def refuse_threads(patch: pytest.MonkeyPatch) -> None:
     def refused(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
+    patch.setattr(threading.Thread, "start", refused)
+
+
+def test_a_thread_that_the_system_does_not_give_is_not_a_call_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     limit = TimeLimit("x", LIMIT_S)
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refused)
-        with pytest.raises(RuntimeError, match="can't start new thread"):
+        refuse_threads(patch)
+        with pytest.raises(TimedOut, match="x was not asked: can't start new thread"):
             limit.run(lambda: 1)
     assert limit.run(lambda: 4711) == 4711
 
 
 # Callables
+
+
+def test_a_callable_without_a_thread_was_not_asked(questions: list[Question], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer "unknown" would count as a check, and after enough of them the policy decides."""
+    asked: list[object] = []
+    resolver = CallableResolver(asked.append)
+    refuse_threads(monkeypatch)
+    assert {answer.outcome for answer in resolver.ask(questions, 0)} == {Outcome.DOWN}
+    assert not asked
 
 
 def test_a_callable_that_hangs_on_one_order_is_given_up_and_the_others_are_answered(
