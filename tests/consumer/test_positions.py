@@ -97,6 +97,21 @@ def test_a_position_that_another_program_wrote_wins(path: Path) -> None:
         assert consume(store, 4) == [1, 2, 3, 4]
 
 
+def test_a_position_beyond_its_queue_hides_no_message(path: Path) -> None:
+    """As of a broker that lost the end of its log: what comes next is new to the group."""
+    with opened(path) as store:
+        send(store, 3)
+        said = ConsumerOffsets({("orders", "billing"): {0: 99}, ("orders", "audit"): {0: 99}})
+        (path / "config/consumerOffset.json").write_bytes(encode_consumer_offsets(said))
+        with store.consumer("billing", "orders") as consumer:
+            send(store, 1)
+            message = consumer.receive(WAIT_S)
+            assert message is not None
+            positions = Positions(store)
+            assert positions.cells.position(positions.cell("audit", "orders", 0)) == 4
+            positions.close()
+
+
 def test_a_consumer_at_work_goes_over_to_such_a_position(path: Path) -> None:
     with opened(path) as store, store.consumer("billing", "orders") as consumer:
         send(store, 2)
