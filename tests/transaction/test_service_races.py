@@ -8,10 +8,14 @@ import sys
 import threading
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import broker
+from broker.format.topics import PARK_TOPIC
+from broker.store.write.pending_record import PendingRecord
+from broker.transaction.statetable import StateTableService
 from recovery.torture.second_reader import assert_one_truth, records_of
 from recovery.verify.verifier import verify
 from tests.house.tree import ROOT
@@ -122,6 +126,21 @@ def test_threads_share_a_store(tmp_path: Path) -> None:
     report = verify(tmp_path / "store")
     assert report.ok
     assert (report.transactions["committed"], report.transactions["rolled_back"]) == (won["commit"], won["rollback"])
+
+
+def test_what_was_ended_meanwhile_is_not_parked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(tmp_path) as store:
+        service = store.transactions
+        assert isinstance(service, StateTableService)
+        half, made = service.prepare(message("late"), "shop"), service._park_record
+
+        def ended(*given: Any, **options: Any) -> PendingRecord:
+            service.commit(half)
+            return made(*given, **options)
+
+        monkeypatch.setattr(service, "_park_record", ended)
+        assert not service.park(half, "nobody knows")
+        assert (service.state(half), store.queue_end(PARK_TOPIC, 0)) == (broker.TransactionState.COMMITTED, 0)
 
 
 def test_a_future_waits_for_no_thread_that_the_system_does_not_give(
