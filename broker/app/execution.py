@@ -51,6 +51,7 @@ class Settlement:
         self.outcome: RunOutcome | None = None  # while it is not settled
         self.error: BaseException | None = None  # of the handler
         self.commit_error: Exception | None = None  # of the COMMIT, when the handler had none
+        self.fault: BrokerError | None = None  # of the store, which did not take what became of the message
 
     @property
     def processed(self) -> Processed:
@@ -58,7 +59,11 @@ class Settlement:
 
     def ack(self, message: ReceivedMessage) -> bool:
         """The message is done."""
-        acknowledged = self._consumer.ack(message)
+        try:
+            acknowledged = self._consumer.ack(message)
+        except BrokerError as error:
+            self.fault = error
+            raise
         self.outcome = RunOutcome.HANDLED
         return acknowledged
 
@@ -74,6 +79,13 @@ class Settlement:
 
     def fail(self, message: ReceivedMessage, error: BaseException | None) -> bool:
         """Deliver the message again later, or to the dead letters, as the policy decides."""
+        try:
+            return self._fail(message, error)
+        except BrokerError as refused:
+            self.fault = refused
+            raise
+
+    def _fail(self, message: ReceivedMessage, error: BaseException | None) -> bool:
         consumer = self._consumer
         in_commit = error is None
         error = self.commit_error if error is None else error
@@ -174,7 +186,10 @@ class Execution:
                 self._in_transaction(handler, settlement, value, message)
             else:
                 _call(handler, value, message, None)
-        except Exception as error:  # noqa: BLE001 - whatever an application raises; the policy decides
+        except Exception as error:
+            if error is settlement.fault:
+                raise
+            # Whatever an application raises: the policy decides.
             if has_session and not settlement.has_begun:
                 if isinstance(error, TransactionError):  # to wait would not help
                     settlement.fail(message, error)

@@ -19,7 +19,8 @@ from sqlalchemy.orm import Session
 
 import broker
 from broker.app import worker
-from broker.errors import MessageRejected, StoreError
+from broker.consumer import Consumer
+from broker.errors import MessageRejected, StoreError, StoreFull
 from recovery.views.dead_letters import dead_letters
 from tests.app.shop import Charge, Placed, async_engine_of, charged, place, shop_app, until
 
@@ -115,6 +116,26 @@ def test_what_ends_a_program_ends_the_worker(app: broker.App, kind: str, name: s
         with app.workers():
             until(lambda: len(seen) == 2)
         assert charged(app.engine) == ([1] if "session" in kind else [])
+
+
+@pytest.mark.parametrize("error", [StoreFull("no room"), StoreError("an fsync failed")])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_the_store_does_not_take_is_said(
+    app: broker.App, kind: str, error: StoreError, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A full disk is waited for, any other failure ends the worker: else the message is in hand, and nobody knows."""
+
+    def refused(*_: object, **__: object) -> bool:
+        raise error
+
+    monkeypatch.setattr(Consumer, "retry", refused)
+    monkeypatch.setattr(worker, "_FULL_S", 0.01)
+    declare(app, kind, raising(ValueError(1)), [])
+    with app, contextlib.suppress(StoreError):
+        place(app, "lamp")
+        with app.workers() as workers:
+            until(lambda: workers.failure is error or "no room: what is in hand is settled when" in caplog.text)
+            assert isinstance(error, StoreFull) is (workers.failure is None)
 
 
 @pytest.mark.parametrize("name", RETRIED)
