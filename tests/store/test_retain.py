@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 import broker
+from broker.format.consumequeue import UNIT_SIZE
 from broker.format.sysflag import TransactionType
 from broker.live import LiveStore, open_live
 from broker.store.disk.files import Disk
+from broker.store.maintain.removal import _remove_derived
 from broker.store.maintain.retention import OldSegment, Retention, due_segments, going_segments, most_careful
 from broker.store.shared.control import Word
 from broker.store.write.pending_record import end_draft
@@ -20,7 +22,7 @@ from broker.store.writer import StoreWriter, open_writer
 from recovery.cli.terminal.tables_consumer import retention
 from recovery.rebuild import rebuild
 from recovery.verify.verifier import verify
-from tests.store.filled import SMALL, half
+from tests.store.filled import SMALL, TINY, half
 
 HOUR_S = 3600.0
 ALL = Retention(keep_s=0, even_unread=True)  # nobody consumes here
@@ -103,6 +105,31 @@ def test_a_dry_run_says_the_same_and_removes_nothing(store: LiveStore, tmp_path:
     assert (told.applied, done.applied) == (False, True)
 
 
+def test_the_oldest_segment_goes_first(store: LiveStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is gone before the next one goes: a power cut leaves a log that begins later, and no hole."""
+    disk, removed = store.writer.disk, list[tuple[str, bool]]()
+    remove = disk.remove
+
+    def noted(path: str, *, durable: bool = True) -> None:
+        removed.append((path, durable))
+        remove(path, durable=durable)
+
+    monkeypatch.setattr(disk, "remove", noted)
+    done = store.retain(ALL, now_ms=later_ms(store))
+    log = [one for one in removed if f"{os.sep}commitlog{os.sep}" in one[0]]
+    assert log == [(path, True) for path in sorted(done.segments)]
+    assert len(log) > 1
+
+
+def test_a_queue_file_stays_whose_last_message_is_the_first_that_is_kept(tmp_path: Path) -> None:
+    with open_live(tmp_path, layout=TINY, sync="os") as opened:
+        placed = [opened.append(broker.Message("orders", b"x"), queue_id=0) for _ in range(45)]
+        last = TINY.consume_queue_bytes // UNIT_SIZE - 1
+        for kept, files in ((last, 3), (last + 1, 2)):
+            _remove_derived(opened.writer.parts, placed[kept].commitlog_offset)
+            assert len(names(tmp_path, "consumequeue", "orders", "0")) == files
+
+
 def test_what_is_young_stays(store: LiveStore) -> None:
     assert store.retain(Retention(keep_s=HOUR_S, even_unread=True), now_ms=later_ms(store)).segments == []
 
@@ -162,6 +189,7 @@ def test_segments_are_due_one_after_another() -> None:
     assert going_segments([0, 100, 200], 100, 250) == [0, 100]
     assert going_segments([0, 100], 100, None) == [0, 100]
     assert going_segments([0, 100], 100, 0) == []
+    assert going_segments([0, 100, 200], 100, 200) == [0, 100], "the first record that must stay begins a segment"
 
 
 def test_the_most_careful_settings_count() -> None:
