@@ -1,8 +1,7 @@
-"""The append lock: one thread of one process at a time, whoever is killed, forked or interrupted."""
+"""The append lock: one thread of one process at a time, whoever is killed or forked."""
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import signal
@@ -183,99 +182,6 @@ def test_taken_twice_by_a_thread(lock: AppendLock) -> None:
     other.release()
     with lock:
         pass
-
-
-class Interrupted(BaseException):
-    """As Ctrl-C, but for a thread that nobody else lives in: one may come late, after the last `except`."""
-
-
-class Victim:
-    """A thread that takes a lock and lets go of it again and again, interrupted at any line."""
-
-    def __init__(self, path: str) -> None:
-        self.lock = AppendLock(path)
-        self.hits = self.leaked = 0
-        self.is_over = False
-
-    def torment(self, times: int) -> None:
-        """Interrupt so often. One interrupt during another's `except` ends the thread: go on with the next."""
-        interrupt = ctypes.pythonapi.PyThreadState_SetAsyncExc
-        while not self.is_over:
-            thread = threading.Thread(target=self._work)
-            thread.start()
-            while thread.is_alive() and self.hits < times:
-                time.sleep(0.0005)
-                interrupt(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(Interrupted))
-            self.is_over = self.hits >= times
-            thread.join()
-            if not self.is_over:
-                self._renew()
-
-    def _work(self) -> None:
-        while not self.is_over:
-            try:
-                while not self.is_over:
-                    with self.lock:
-                        pass
-            except Interrupted:
-                self.hits += 1
-            except StoreError:  # what an interrupt left is told
-                self.leaked += 1
-                self._renew()
-        self.lock.close()
-
-    def _renew(self) -> None:
-        self.lock.close()
-        self.lock = AppendLock(self.lock.path)
-
-
-def test_interrupts_at_any_line_leave_it_free(lock: AppendLock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C again and again: either the lock is free afterwards, or the thread is told; others are never misled."""
-    monkeypatch.setattr(threading, "excepthook", lambda about: None)
-    victim = Victim(lock.path)
-    victim.torment(300)
-    assert victim.leaked < victim.hits  # on a busy machine most interrupts come where the lock is waited for
-    other = AppendLock(lock.path)
-    assert other.try_acquire()
-    other.release()
-
-
-def test_what_an_interrupt_left_is_given_back(lock: AppendLock) -> None:
-    """By the thread that has it alone; another one's append goes on."""
-    other, inside, done = AppendLock(lock.path), threading.Event(), threading.Event()
-
-    def append() -> None:
-        with lock:
-            inside.set()
-            done.wait(10)
-
-    thread = threading.Thread(target=append)
-    thread.start()
-    inside.wait(10)
-    lock.give_back()
-    assert not other.try_acquire()
-    done.set()
-    thread.join()
-    lock.acquire()
-    lock.give_back()
-    lock.give_back()
-    assert other.try_acquire()
-    other.release()
-
-
-def test_what_an_interrupt_in_the_middle_of_a_release_left_is_given_back(lock: AppendLock) -> None:
-    """Nobody is inside any more, and file and threads are still locked."""
-    other = AppendLock(lock.path)
-    lock.acquire()
-    lock._held = False
-    lock.give_back()
-    assert other.try_acquire()
-    other.release()
-    got: list[bool] = []
-    thread = threading.Thread(target=lambda: got.append(lock.try_acquire()))
-    thread.start()
-    thread.join()
-    assert got == [True]
 
 
 def test_closed(lock: AppendLock) -> None:

@@ -76,14 +76,21 @@ class AppendLock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._held:  # else a fork inside `with` came here: the child never had it
+        if not self._held:  # a fork inside `with` came here: the child never had it
+            return
+        is_free = False
+        try:
             alone = self._alone  # read once: another thread may take it away
-            if alone is not None and alone():
-                self._kept, self._held = True, False
-            else:
-                self._held = False
-                if self._descriptor >= 0 and self._flock_now(self._descriptor, _UNLOCK):
-                    _flock(self._descriptor, _UNLOCK)  # says what is wrong
+            self._kept = alone is not None and alone()
+            self._held = False
+            if not self._kept and self._descriptor >= 0 and self._flock_now(self._descriptor, _UNLOCK):
+                _flock(self._descriptor, _UNLOCK)  # says what is wrong
+            is_free = True
+        finally:
+            if not is_free:  # an interrupt in here, after which the thread may end: the others would wait for ever
+                self._held = self._kept = False
+                with contextlib.suppress(OSError, ValueError):
+                    _flock(self._descriptor, _UNLOCK)
             self._threads.release()
 
     def _wait_for_threads(self) -> None:
