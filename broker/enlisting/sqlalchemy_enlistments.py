@@ -35,7 +35,7 @@ class SessionEnlistment(Enlistment):
         self.ledgers: list[Ledger] = []  # whose checks passed
         self.was_in_transaction = False
         self.was_ended_unseen = False  # by a COMMIT or ROLLBACK that SQLAlchemy did not send
-        self.was_undone = False  # by MySQL, which rolled it back for a deadlock
+        self.was_undone = False  # by MySQL, which rolled it back for an error, as a deadlock
         self.session: weakref.ref[Session] | None = None  # whose it is
         self._connection = None if connection is None else weakref.ref(connection)
         self._root: weakref.ref[RootTransaction] | None = None
@@ -115,7 +115,7 @@ def check_still_open(enlistment: SessionEnlistment, connection: Connection, *, r
     enlistment.look(connection)
     if enlistment.was_undone:  # its rows say nothing: those of savepoints may be gone for themselves
         raise TransactionError(
-            "the database rolled the whole transaction back for a deadlock, and its error was caught: roll the session "
+            "the database rolled the whole transaction back for an error, which was caught: roll the session "
             "back, and do the transaction again from its first statement"
         )
     if not enlistment.was_ended_unseen:

@@ -358,7 +358,7 @@ def _on_statement(
 def _on_error(context: ExceptionContext) -> None:
     """A statement that fails may take its transaction with it, also where the application catches the error.
 
-    MySQL and MariaDB roll back for a deadlock; PostgreSQL takes nothing more, and answers COMMIT with ROLLBACK.
+    MySQL and MariaDB roll back for some errors. PostgreSQL takes nothing more, and answers COMMIT with ROLLBACK.
     """
     connection = context.connection
     if connection is None:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 _BATCH = 500  # keys in one SELECT: any database takes so many parameters
 _MYSQL = ("mysql", "mariadb")
 _MYSQL_IN_TRANSACTION = 1  # SERVER_STATUS_IN_TRANS of MySQL's protocol
-_MYSQL_DEADLOCK = 1213
+# A deadlock, a row that changed behind the snapshot of the transaction (MariaDB), no room for more locks.
+_MYSQL_ROLLS_BACK = frozenset((1213, 1020, 1206))
 _PSYCOPG_IN_ERROR = 3  # TransactionStatus.INERROR
 
 
@@ -136,12 +137,12 @@ def is_aborted(connection: Connection) -> bool:
 
 
 def is_rolled_back_by(dialect: Dialect, error: BaseException) -> bool:
-    """Whether a database rolls the whole transaction back for an error, and begins another one: MySQL for a deadlock.
+    """Whether a database rolls the whole transaction back for an error, and begins another one: MySQL does for some.
 
     Its drivers do not tell otherwise: what they know of a transaction comes with answers, and not with errors.
     """
     numbers = (getattr(error, "errno", None), *getattr(error, "args", ())[:1])
-    return dialect.name in _MYSQL and _MYSQL_DEADLOCK in numbers
+    return dialect.name in _MYSQL and any(isinstance(one, int) and one in _MYSQL_ROLLS_BACK for one in numbers)
 
 
 def is_driver_in_transaction(dialect: str, raw: DBAPIConnection | None) -> bool | None:

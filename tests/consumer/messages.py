@@ -140,9 +140,7 @@ def kill_connection(engine: Engine, session: Session) -> None:
 
 def deadlock(engine: Engine, session: Session) -> None:
     """Have a session's statement fail by a deadlock, for which MySQL and MariaDB roll its whole transaction back."""
-    with engine.begin() as setting_up:
-        setting_up.execute(text("CREATE TABLE stock (id integer PRIMARY KEY, left_over integer)"))
-        setting_up.execute(text("INSERT INTO stock VALUES (1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (6, 0)"))
+    _make_stock(engine)
     session.execute(text("UPDATE stock SET left_over = 1 WHERE id = 1"))
     with engine.connect() as other:  # it has written more, so it is the one that goes on
         other.execute(text("UPDATE stock SET left_over = left_over + 1 WHERE id > 1"))
@@ -153,6 +151,25 @@ def deadlock(engine: Engine, session: Session) -> None:
             session.execute(text("UPDATE stock SET left_over = 2 WHERE id = 2"))
         finally:
             waiting.join()
+
+
+def lose_the_snapshot(engine: Engine, session: Session) -> None:
+    """The same by a row that another transaction changed: MariaDB's default from 11.6 on."""
+    _make_stock(engine)
+    session.execute(text("SET SESSION innodb_snapshot_isolation = ON"))
+    try:
+        session.execute(text("SELECT * FROM stock")).all()
+        with engine.begin() as other:
+            other.execute(text("UPDATE stock SET left_over = left_over + 1"))
+        session.execute(text("UPDATE stock SET left_over = 0"))
+    finally:
+        session.execute(text("SET SESSION innodb_snapshot_isolation = DEFAULT"))
+
+
+def _make_stock(engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE IF NOT EXISTS stock (id integer PRIMARY KEY, left_over integer)"))
+        connection.execute(text("INSERT IGNORE INTO stock VALUES (1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (6, 0)"))
 
 
 def _await_lock(engine: Engine) -> None:

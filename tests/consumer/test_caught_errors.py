@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import psycopg
 import pytest
@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from broker.consumer import Consumer
 from broker.errors import TransactionError
 from tests.consumer.charging import CHARGE, charges, consumer, make_tables, taken, work
-from tests.consumer.messages import deadlock
+from tests.consumer.messages import deadlock, lose_the_snapshot
 
 __all__ = ["consumer"]
 NOWHERE = text("SELECT 1 FROM nowhere")
@@ -82,13 +82,16 @@ def test_an_error_in_a_savepoint_fails_nothing_else(consumer: Consumer, postgres
     assert charges(postgres) == 1
 
 
-def test_a_deadlock_for_which_mariadb_rolls_back_acknowledges_nothing(consumer: Consumer, mariadb: Engine) -> None:
+@pytest.mark.parametrize("fail", [deadlock, lose_the_snapshot])
+def test_an_error_for_which_mariadb_rolls_back_acknowledges_nothing(
+    consumer: Consumer, mariadb: Engine, fail: Callable[[Engine, Session], None]
+) -> None:
     """The block catches it and goes on, in a transaction without the note and without what it did before."""
     with pytest.raises(TransactionError, match="rolled back past its session"), Session(mariadb) as session:  # noqa: PT012, SIM117
         with consumer.process(taken(consumer), session):
             session.execute(CHARGE)
             with contextlib.suppress(OperationalError):
-                deadlock(mariadb, session)
+                fail(mariadb, session)
             session.execute(CHARGE)
     assert charges(mariadb) == 0
     work(consumer, mariadb)

@@ -6,10 +6,10 @@ Each case is what an ordinary program might do. It is judged after check-back ha
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Engine, text
 from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.orm import Session
 
@@ -18,7 +18,7 @@ from broker.enlisting.ledger_key import LEDGER_KEY
 from broker.errors import TransactionError
 from broker.local_transaction import SessionTransaction
 from broker.transaction.events import BY
-from tests.consumer.messages import deadlock
+from tests.consumer.messages import deadlock, lose_the_snapshot
 from tests.producer import commit_cases, failure_cases
 from tests.producer.desk import INSERT, Case, Desk, desk_of, kinds
 
@@ -150,8 +150,11 @@ def test_a_rollback_by_sqlite_leaves_no_message_without_its_order(desk: Desk) ->
         client.half_messages.rollback(half)
 
 
-def test_a_rollback_by_mariadb_leaves_no_order_without_its_message(desk: Desk) -> None:
-    """For a deadlock, whose error is caught. The row of a released savepoint is gone then, as if it alone was."""
+@pytest.mark.parametrize("fail", [deadlock, lose_the_snapshot])
+def test_a_rollback_by_mariadb_leaves_no_order_without_its_message(
+    desk: Desk, fail: Callable[[Engine, Session], None]
+) -> None:
+    """For an error that is caught. The row of a released savepoint is gone then, as if it alone was."""
     if desk.url.get_backend_name() != "mariadb":
         pytest.skip("MySQL's and MariaDB's own")
     desk.next_case()
@@ -159,9 +162,9 @@ def test_a_rollback_by_mariadb_leaves_no_order_without_its_message(desk: Desk) -
         with session.begin_nested():
             desk.announce(session, 1)
         with pytest.raises(OperationalError):
-            deadlock(desk.engine, session)
+            fail(desk.engine, session)
         desk.save(session, 1)
-        with pytest.raises(TransactionError, match="rolled the whole transaction back for a deadlock"):
+        with pytest.raises(TransactionError, match="rolled the whole transaction back for an error"):
             session.commit()
     assert desk.judge() == (set(), set())
 
