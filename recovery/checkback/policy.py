@@ -206,8 +206,11 @@ def next_check(rule: Rule, checks: int, now_ms: int, chance: float) -> int:
 
 def interval(rule: Rule, checks: int) -> float:
     """Milliseconds between check number `checks` (the first is 1) and the next, without jitter."""
-    grown = rule.interval_ms * rule.backoff ** min(max(checks - 1, 0), _EXPONENT_MAX)
-    return min(grown, float(max(rule.interval_most_ms, rule.interval_ms)))
+    most = float(max(rule.interval_most_ms, rule.interval_ms))
+    try:
+        return min(rule.interval_ms * rule.backoff ** min(max(checks - 1, 0), _EXPONENT_MAX), most)
+    except OverflowError:  # a power that no float holds
+        return most
 
 
 class Moment(NamedTuple):

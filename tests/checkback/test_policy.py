@@ -104,6 +104,14 @@ def test_chance_spreads_checks_over_the_whole_range() -> None:
     assert next_check(rule, 1, 0, 0.5) == 100 * S
 
 
+@pytest.mark.parametrize("backoff", [1e5, 1e308])
+def test_a_backoff_whose_powers_no_float_holds_reaches_the_longest_interval(backoff: float) -> None:
+    """`policy explain` and each round failed with OverflowError."""
+    policy = parse_policy({"orders": {"backoff": backoff, "most_checks": "never", "jitter": 0}})
+    rule = policy.rule("orders")
+    assert next_check(rule, 1000, 0, chance=0.5) == rule.interval_most_ms
+
+
 def test_rocketmq_5_asks_after_6_s_every_30_s_15_times_and_parks() -> None:
     moments = list(timeline(ROCKETMQ_5))
     assert [moment.earliest_ms for moment in moments] == [6 * S + 30 * S * number for number in range(16)]
