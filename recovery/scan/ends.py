@@ -24,28 +24,37 @@ _ENDS = (TransactionType.COMMIT, TransactionType.ROLLBACK)
 def ends_of(path: str, store: Store, commitlog_offset: int) -> Iterator[Record]:
     """The ends of the half message at a CommitLog offset, in the order in which they were stored.
 
-    The unit of an end in the redo log carries the CommitLog offset of its half message as its tag. RocketMQ 4.3 and
-    later has no such log: there a delivery has the unique key of its half message; a rollback is an op message, which
-    this does not look for. Raises StoreError, CorruptRecord.
+    The unit of an end in the redo log carries the CommitLog offset of its half message as its tag; without a redo log
+    the CommitLog is read. RocketMQ 4.3 and later has none: there a delivery has the unique key of its half message; a
+    rollback is an op message, which this does not look for. Raises StoreError, CorruptRecord.
     """
     half = store.record(commitlog_offset)
     if half is not None and half.topic in (HALF_TOPIC, HALF_TOPIC_OF_ROCKSDB):
         yield from _deliveries_of(store, half)
         return
-    units = UnitFile(StoreFiles.open(path).redo_log, _UNIT)
+    topic = "" if half is None else target_topic(half.topic, half.property_map)
+    units, is_empty = UnitFile(StoreFiles.open(path).redo_log, _UNIT), True
     for first in range(units.begin, units.end, _AT_ONCE):
         rows = units.read(first, min(_AT_ONCE, units.end - first))
         is_used = rows["size"] > 0
         if not is_used.any():
-            return
+            break
+        is_empty = False
         for place in rows["commitlog_offset"][(rows["tags_code"] == commitlog_offset) & is_used].tolist():
             end = store.record(place)
-            if (
-                end is not None
-                and end.transaction_type in _ENDS
-                and end.prepared_transaction_offset == commitlog_offset
-            ):
+            if end is not None and _ends(end, commitlog_offset, topic):
                 yield end
+    if is_empty and half is not None:
+        yield from (end for end in store.records(commitlog_offset) if _ends(end, commitlog_offset, topic))
+
+
+def _ends(end: Record, half_offset: int, topic: str) -> bool:
+    """Whether a record ends a half message for a topic, which is empty where the half message has expired.
+
+    What a consumer sent back names offset 0, too, but is for its retry topic.
+    """
+    named = end.transaction_type in _ENDS and end.prepared_transaction_offset == half_offset
+    return named and topic in ("", target_topic(end.topic, end.property_map))
 
 
 def _deliveries_of(store: Store, half: Record) -> Iterator[Record]:

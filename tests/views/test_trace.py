@@ -11,10 +11,13 @@ import pytest
 
 import broker
 from broker.format.java import encode_message_id
+from broker.format.sysflag import TransactionType
 from broker.format.topics import HALF_TOPIC
 from broker.store.read.layout import StoreLayout
 from recovery.views.lookup import records_of, trace
 from tests.cli.command import command
+from tests.scan.small_broker import V3
+from tests.scan.small_stores import TOPIC, build
 
 
 @pytest.fixture
@@ -94,6 +97,21 @@ def test_without_an_index(store: Path, tmp_path: Path) -> None:
     path = shutil.copytree(store, tmp_path / "store", ignore=shutil.ignore_patterns("index"))
     for (offset, unique_key, _), steps in zip(asked, before, strict=True):
         assert trace(str(path), unique_key)["steps"] == trace(str(path), str(offset))["steps"] == steps
+
+
+@pytest.mark.parametrize("redo_log", [True, False], ids=["redo-log", "no-redo-log"])
+def test_what_a_consumer_sent_back_is_no_second_commit(tmp_path: Path, redo_log: bool) -> None:
+    """3.x notes it in the redo log as an end of the transaction at offset 0; without a redo log the log is read."""
+    made, path = build(V3, tmp_path / "store"), tmp_path / "store"
+    sent_back = [one for one in made.records if one.reconsume_times and one.transaction_type == TransactionType.COMMIT]
+    assert {one.prepared_transaction_offset for one in sent_back} == {0}
+    if not redo_log:
+        shutil.rmtree(path / "transaction" / "redolog")
+    steps = trace(str(path), "0")["steps"]
+    assert [(step["what"], step.get("delivered")) for step in steps] == [
+        ("prepared", None),
+        ("committed", f"{TOPIC}/0 at 0"),
+    ]
 
 
 def test_what_is_no_transaction_is_said(store: Path) -> None:
