@@ -136,9 +136,12 @@ def story(path: str, commitlog_offset: int) -> list[dict[str, Any]]:
     """What is known of one transaction, in order: prepared, checked, parked and taken back, decided, delivered.
 
     Empty when no half message begins there. What 3.1.5 to 4.2 wrote has no slots: there it is the half message alone.
+    Raises CorruptStore where damage may hide a part of it.
     """
-    with broker.open(path, read_only=True) as store, contextlib.suppress(broker.CorruptRecord):
-        half = store.record(commitlog_offset)
+    with broker.open(path, read_only=True) as store:
+        half = None
+        with contextlib.suppress(broker.CorruptRecord):
+            half = store.record(commitlog_offset)
         kind = half and kind_of(half.topic, half.transaction_type)
         if half is not None and kind is EventKind.HALF:
             return half_op_story(store, half)

@@ -15,6 +15,7 @@ from broker.format.sysflag import TransactionType
 from broker.format.topics import HALF_TOPIC
 from broker.store.read.layout import StoreLayout
 from recovery.views.lookup import records_of, trace
+from recovery.views.overview import story
 from tests.cli.command import command
 from tests.scan.small_broker import V3
 from tests.scan.small_stores import TOPIC, build
@@ -112,6 +113,21 @@ def test_what_a_consumer_sent_back_is_no_second_commit(tmp_path: Path, redo_log:
         ("prepared", None),
         ("committed", f"{TOPIC}/0 at 0"),
     ]
+
+
+def test_damage_that_may_hide_an_end_is_said(store: Path, tmp_path: Path) -> None:
+    """The page said that no half message begins there, and trace had nothing to say."""
+    path = shutil.copytree(store, tmp_path / "store", ignore=shutil.ignore_patterns("index"))
+    offset, unique_key, _ = _half(path, "c")
+    with broker.open(path, read_only=True) as opened:
+        behind = next(one.commitlog_offset for one in opened.records() if one.commitlog_offset > offset)
+    with (path / "commitlog" / f"{0:020}").open("r+b") as segment:
+        segment.seek(behind)
+        segment.write(bytes([255]) * 8)
+    for asked in (lambda: story(str(path), offset), lambda: trace(str(path), unique_key)):
+        with pytest.raises(broker.CorruptRecord, match=f"CommitLog offset {behind}: no record begins here"):
+            asked()
+    assert story(str(path), offset + 1) == []
 
 
 def test_what_is_no_transaction_is_said(store: Path) -> None:
