@@ -27,8 +27,9 @@ from recovery.airflow.operators import (
 )
 from recovery.airflow.operators.approved import question
 from recovery.airflow.sensors import MessageSensor
-from recovery.airflow.settings import BadSettings
+from recovery.airflow.settings import BadSettings, StoreSettings
 from recovery.airflow.versions import AirflowFailException, AirflowSkipException
+from recovery.airflow.workflows import check_back
 from recovery.jobs.setup import LATEST_RETENTION, last_report
 from recovery.jobs.tasks import Unanswered, crashed
 from tests.airflow.bags import DagSerialization
@@ -100,6 +101,20 @@ def test_a_round_that_asked_nobody_proves_nothing(tmp_path: Path) -> None:
     operator.policy = {}
     operator.execute(context())
     assert not operator.is_inconclusive
+
+
+def test_a_crash_that_nothing_watches_for_is_red(connection: Callable[..., str], tmp_path: Path) -> None:
+    """Check-back was green, "it crashed, and is recovered first", and nobody recovered it."""
+    path = killed_shop(tmp_path / "shop")
+    connection("billing", path=path, resolver=ANSWERS)
+    settings = StoreSettings(name="billing", connection="billing")
+    task = check_back.make(settings).get_task("check_back")
+    with pytest.raises(AirflowFailException, match=r"as a crash left it.*Trigger billing.recover_after_crash"):
+        task.execute(context())
+    with broker.open(str(path)):
+        assert check_back.make(settings).get_task("check_back").execute(context())["did"] == "a round"
+    watched = check_back.make(StoreSettings(name="shop", path=str(path))).get_task("check_back")
+    assert watched.is_watched
 
 
 def test_a_retention_that_left_ledger_rows_is_red_when_all_else_is_done(tmp_path: Path) -> None:

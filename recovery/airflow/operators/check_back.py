@@ -16,14 +16,15 @@ class CheckBackOperator(StoreOperator):
     """One round of check-back: everything that is due is checked, in batches. Finding nothing writes nothing.
 
     With `fail_unanswered` it fails after a round in which somebody could not be asked, as `checkback check-back` does;
-    without it that is a warning in the log.
+    without it that is a warning in the log. Where nothing watches for a crash of the store (`is_watched` is false) it
+    fails while the store is as a crash left it: a recovery has to be started by a person.
     """
 
     is_inconclusive = False  # whether transactions wait, and the last round asked nobody: `WorksAgain`
 
-    def __init__(self, *, fail_unanswered: bool = False, **kwargs: Any) -> None:
+    def __init__(self, *, fail_unanswered: bool = False, is_watched: bool = True, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.fail_unanswered = fail_unanswered
+        self.fail_unanswered, self.is_watched = fail_unanswered, is_watched
 
     def execute(self, context: Context) -> dict[str, Any]:
         """What the round did, in numbers. What became due while it waited for a worker is due, too."""
@@ -35,6 +36,10 @@ class CheckBackOperator(StoreOperator):
             from recovery.airflow.operating.metrics import count_round
 
             count_round(self.store, found)
+        if not self.is_watched and tasks.crashed(path := self.store_path()):
+            text = "is as a crash left it, and nothing watches for that where a connection has the path of the store"
+            step = f"Trigger {self.store}.recover_after_crash, or give the settings of {self.store} the path, too"
+            raise AirflowFailException(f"{path} {text}. Check-back does not serve it. {step}")
         self.is_inconclusive = bool(found["in_doubt"]) and not found.get("asked")
         if missed := tasks.unanswered(self.store_path(), found):
             if self.fail_unanswered:

@@ -6,8 +6,9 @@ an idle store has no runs but one an hour, in case that the triggerer does not l
 due, in batches; a pass that finds nothing writes nothing.
 
 **It fails**: after one retry the next pass is the next attempt. Red for minutes: look at the log of `check_back`.
-Mostly the application's database does not answer, or the store is locked by a recovery. Transactions wait meanwhile;
-nothing is lost. There is one alert for a trouble that lasts, again after `ask_again_after_s`, and one when it is over.
+Mostly the application's database does not answer, or the store is locked by a recovery, or it crashed, and its settings
+have no path by which that is seen: trigger `recover_after_crash`. Transactions wait meanwhile; nothing is lost. There
+is one alert for a trouble that lasts, again after `ask_again_after_s`, and one when it is over.
 
 **It is green, and some stay in doubt**: nobody knows how they ended. After the policy's limit they are parked:
 trigger `resolve_parked`.
@@ -44,7 +45,8 @@ def make(store: StoreSettings, **overrides: Any) -> DAG:
         "inlets": [due],  # its state has what was alerted
     }
     with DAG(**merged({"schedule": schedule(store, due), "doc_md": __doc__, **wiring}, overrides)) as dag:
-        CheckBackOperator(task_id="check_back", fail_unanswered=True, **alerts, **store.target())
+        watched = {"fail_unanswered": True, "is_watched": bool(store.path)}
+        CheckBackOperator(task_id="check_back", **watched, **alerts, **store.target())
     return dag
 
 

@@ -1,8 +1,9 @@
 """### Recovery after a crash
 
-Starts by itself when a store has a file `abort` and nobody has it open, and on demand with a form. Looks at what the
-crash left and plans (`plan`, changes nothing), asks for approval when the form or the settings say so (`approve`), does
-it (`recover`), checks the transactions in doubt (`check_back`), and verifies (`verify`, `no_findings`).
+Starts by itself when a store has a file `abort` and nobody has it open, if its settings have its path, and on demand
+with a form. Looks at what the crash left and plans (`plan`, changes nothing), asks for approval when the form or the
+settings say so (`approve`), does it (`recover`), checks the transactions in doubt (`check_back`), and verifies
+(`verify`, `no_findings`).
 
 **`approve` waits**: the plan stands on the page of required actions, and the store's alert says so. Reject it, and
 nothing is changed: `in_order` is red, and the recovery is offered again after `ask_again_after_s`, or when you trigger
