@@ -33,7 +33,7 @@ class StoreAlert(BaseNotifier):
 
     With `again_s` a failure of one kind is posted once while run after run fails, and again after so many seconds;
     `WorksAgain` ends it. That is noted in the state of the asset that is the task's only inlet; before Airflow 3.3
-    there is none, and each failure is posted.
+    there is none, and each failure is posted. A task whose failure another run has posted says so by `is_alerted`.
     """
 
     template_fields: Sequence[str] = ("store", "text")
@@ -52,6 +52,9 @@ class StoreAlert(BaseNotifier):
         alert = self.alert(context)
         self.log.error("%s", alert["text"])
         if not self.connection:
+            return
+        if getattr(context.get("task"), "is_alerted", False):
+            self.log.info("no alert is sent: another run sent one")
             return
         note = self._note(context)
         kind, now_s = type(context.get("exception")).__name__, time.time()

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -176,6 +177,14 @@ def test_without_a_state_each_failure_is_told(listener: Callable[..., list[dict[
     deaf = StoreAlert(store="shop", connection="deaf", again_s=3600.0)
     deaf.notify(context(exception=OSError("down"), asset_state_store=kept))
     assert kept.values == {}
+
+
+def test_what_another_run_has_posted_is_not_posted_again(listener: Callable[..., list[dict[str, Any]]]) -> None:
+    """A run that waited behind a question was a second alert of its rejection."""
+    got = listener("oncall")
+    task = SimpleNamespace(is_alerted=True)
+    StoreAlert(store="shop", connection="oncall").notify({"task": task, "task_instance": Instance()})  # type: ignore[typeddict-item]
+    assert got == []
 
 
 def test_a_question_is_announced(listener: Callable[..., list[dict[str, Any]]]) -> None:

@@ -17,7 +17,7 @@ from airflow.sdk import DAG
 from fastapi.testclient import TestClient
 
 from recovery.airflow.triggers import CrashTrigger
-from recovery.airflow.versions import HAS_SEVERAL_DEADLINES, AirflowSkipException
+from recovery.airflow.versions import HAS_SEVERAL_DEADLINES, AirflowFailException, AirflowSkipException
 from recovery.airflow.workflows.store_dags import StoreDags
 from recovery.jobs.recovering import keep_rejection
 from tests.airflow.dag_runs import context, run
@@ -107,8 +107,16 @@ def test_a_run_that_waited_behind_a_question_does_not_ask_it_again(
     assert plan.execute(context(dag_run=behind))["question"] == "ask"
     with somebody(api, lambda question: ("Reject", "")):
         run(recover)
+    notes: dict[str, Any] = {}
+    ti = SimpleNamespace(
+        xcom_push=lambda key, value: notes.update({key: value}), xcom_pull=lambda task_ids, key: notes.get(key)
+    )
     with pytest.raises(AirflowSkipException, match=r"admin rejected this recovery at .* again 6 h 0 min after that"):
-        plan.execute(context(dag_run=behind))
+        plan.execute(context(dag_run=behind, ti=ti))
+    in_order: Any = recover.get_task("in_order")
+    with pytest.raises(AirflowFailException, match="is as the crash left it"):
+        in_order.execute(context(dag_run=behind, ti=ti))
+    assert in_order.is_alerted, "the run in which it was rejected has posted that already"
     (report,) = (path / "checkback/reports").glob("reject-1*.json")
     rejected = json.loads(report.read_text())
     behind.run_id = rejected["run"]

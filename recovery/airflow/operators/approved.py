@@ -22,6 +22,7 @@ def who_answered(answer: Any) -> str | None:
 NOTHING, ASK, GO_ON = _QUESTIONS = ("nothing to do", "ask", "go on")
 PLAN_CHANGED = "plan_changed"
 REJECTED = "rejected"
+ANSWERED = "answered"  # a plan left its question out: a person rejected it in another run, which said so
 
 
 def note_rejection(context: Context, answer: Mapping[str, Any]) -> None:

@@ -9,7 +9,15 @@ from typing import Any
 from airflow.sdk import Context
 
 from recovery.airflow.arguments import check, is_true
-from recovery.airflow.operators.approved import ASK, REJECTED, check_approved, plan_changed, question, who_answered
+from recovery.airflow.operators.approved import (
+    ANSWERED,
+    ASK,
+    REJECTED,
+    check_approved,
+    plan_changed,
+    question,
+    who_answered,
+)
 from recovery.airflow.operators.store import StoreOperator, now_ms
 from recovery.airflow.versions import AirflowFailException, AirflowSkipException
 from recovery.humanize import moment, span
@@ -53,6 +61,7 @@ class PlanRecoveryOperator(StoreOperator):
             return
         if run.run_id != found["run"] and 0 <= time.time() - found["rejected_ms"] / 1000 < self.again_s:
             text = f"{found['rejected_by']} rejected this recovery at {moment(found['rejected_ms'])} UTC"
+            context["ti"].xcom_push(key=ANSWERED, value=True)
             later = f"It is offered again {span(self.again_s)} after that, and at once when a person triggers this DAG"
             raise AirflowSkipException(f"{path}: {text}. {later}")
 
@@ -107,12 +116,15 @@ class InOrderOperator(StoreOperator):
     """Fails while the store is as a crash left it: a recovery that was rejected, or not answered, is red.
 
     `asked_by` is the task of the approval. That a person rejected it is kept with the reports of the store, so that
-    nobody is asked again at once.
+    nobody is asked again at once. `planned_by` is the task of the plan: where it left the question out, since a person
+    rejected it in another run, that run had its alert, and this one has none.
     """
 
-    def __init__(self, *, asked_by: str = "", **kwargs: Any) -> None:
+    is_alerted = False  # whether another run has alerted this: `StoreAlert`
+
+    def __init__(self, *, asked_by: str = "", planned_by: str = "", **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.asked_by = asked_by
+        self.asked_by, self.planned_by = asked_by, planned_by
 
     def execute(self, context: Context) -> None:
         """Raises AirflowFailException."""
@@ -120,6 +132,8 @@ class InOrderOperator(StoreOperator):
 
         if self.asked_by:
             self._keep_rejection(context)
+        if self.planned_by:
+            self.is_alerted = bool(context["ti"].xcom_pull(task_ids=self.planned_by, key=ANSWERED))
         if crashed(self.store_path()):
             text = "is as the crash left it: the recovery was rejected, not answered in time, or failed"
             raise AirflowFailException(

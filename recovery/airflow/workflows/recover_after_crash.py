@@ -11,7 +11,8 @@ this DAG. The approval is for the plan that is shown; when the store changed mea
 done, and `ask_again` starts this DAG again. A store that a RocketMQ broker wrote is offered with `take_over = true` in
 its settings alone: stop that broker first.
 
-**`plan` is skipped**: this run was started while a question was open that a person rejected then.
+**`plan` is skipped**: this run was started while a question was open that a person rejected then. `in_order` is red,
+as there, and has no alert of its own.
 
 **`plan` or `recover` is red**: damage that no crash explains is never cut. The log names the file and the offset, and
 the next command, mostly `checkback salvage`.
@@ -76,7 +77,8 @@ def make(store: StoreSettings, **overrides: Any) -> DAG:
         )
         check_back = CheckBackOperator(task_id="check_back", **target)
         verify = VerifyOperator(task_id="verify", outlets=[verified(store.name)], **engine_pool(store), **target)
-        in_order = InOrderOperator(task_id="in_order", asked_by="approve", trigger_rule="all_done", **target)
+        asked = {"asked_by": "approve", "planned_by": "plan"}
+        in_order = InOrderOperator(task_id="in_order", trigger_rule="all_done", **asked, **target)
         plan >> approve >> recover >> check_back >> verify >> NoFindingsOperator(task_id="no_findings")
         recover >> [in_order, AskAgainOperator(planned_by="recover")]
     return dag
