@@ -40,6 +40,18 @@ def test_each_thing_that_is_wrong_has_a_next_step(looked_after: Callable[..., No
 
 
 @pytest.mark.usefixtures("database")
+def test_a_store_without_a_path_has_nothing_that_watches_for_a_crash(
+    looked_after: Callable[..., None], connection: Callable[..., str], tmp_path: Path
+) -> None:
+    """A watcher is made while a DAG file is parsed, where no connection is read."""
+    path = shop(tmp_path / "shop", orders=0)
+    connection("billing", path=path)
+    looked_after(billing={"connection": "billing"}, both={"connection": "billing", "path": path})
+    found = [one.what for one in examine(run_s=0) if "watches for a crash" in one.what]
+    assert found == ["billing: nothing watches for a crash"]
+
+
+@pytest.mark.usefixtures("database")
 def test_who_answers_is_asked_of_our_own_stores(
     looked_after: Callable[..., None], tmp_path: Path, golden: Callable[[str], Path]
 ) -> None:

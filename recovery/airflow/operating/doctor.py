@@ -167,6 +167,9 @@ def _store(store: StoreSettings) -> Iterator[Examined]:
     if is_ours and not store.copy and not any(asked.get(name) for name in ("ledger", "resolver", "resolvers")):
         step = "give its settings a ledger_connection, a ledger or a resolver"
         yield Examined(WARN, f"{store.name}: nobody is named who answers for its transactions", step)
+    if is_ours and not store.copy and not store.path:
+        step = "give its settings the path, too: a watcher cannot read a connection"
+        yield Examined(WARN, f"{store.name}: nothing watches for a crash", step)
     why = why_not_seen(str(asked["path"]))
     if why:
         yield Examined(WRONG, f"{store.name}, this process: {why}", "give this user the right to read and write there")
