@@ -75,7 +75,7 @@ class CheckbackHook(BaseHook):
 
     def _read(self) -> dict[str, Any]:
         connection = self.get_connection(self.checkback_conn_id)
-        extra = connection.extra_dejson
+        extra = _extra(connection)
         found = {name: extra.get(name) or None for name in NAMES}
         if not found["path"]:
             text = f"the connection {self.checkback_conn_id} names no store: give it a path, the directory of the store"
@@ -133,9 +133,9 @@ def database_url(conn_id: str) -> str:
     connection = BaseHook.get_connection(conn_id)
     if "://" in (connection.password or ""):
         return str(connection.password)
-    extra = connection.extra_dejson
+    extra = _extra(connection)
     driver = extra.get("driver") or _DRIVERS.get(connection.conn_type)
-    if driver is None:
+    if not isinstance(driver, str):
         known = ", ".join(_DRIVERS)
         text = (
             f"is of type {connection.conn_type}; it needs one of {known}, a driver in its extra, or a URL as password"
@@ -169,7 +169,7 @@ def http_address(connection: Any, userinfo: str = "") -> str:
     schema = connection.schema or usual
     if not scheme and schema not in WEB_SCHEMES:
         schema, slash, path = usual, "/", schema
-    endpoint = str(connection.extra_dejson.get("endpoint", ""))
+    endpoint = str(_extra(connection).get("endpoint", ""))
     if endpoint and not endpoint.startswith(("/", "?")):
         endpoint = f"/{endpoint}"
     whole = f"{slash}{path}".rstrip("/") + endpoint if endpoint else f"{slash}{path}"
@@ -190,11 +190,20 @@ def spark_connection(engine: str) -> tuple[str | None, dict[str, str]]:
             continue
         host = connection.host or ""
         master = f"{host}:{connection.port}" if host and connection.port else host or None
-        found = {name: str(value) for name, value in connection.extra_dejson.items() if name.startswith("spark.")}
+        found = {name: str(value) for name, value in _extra(connection).items() if name.startswith("spark.")}
         if connection.password and conn_id == SPARK_CONNECTION and host.startswith("spark://"):
             found = {"spark.authenticate": "true", "spark.authenticate.secret": connection.password, **found}
         return master, found
     return None, {}
+
+
+def _extra(connection: Any) -> Mapping[str, Any]:
+    """The extra of a connection. Raises BadSettings for JSON of another kind, which Airflow takes."""
+    found = connection.extra_dejson
+    if not isinstance(found, Mapping):
+        text = "has names and values, as {...}, and no other JSON"
+        raise BadSettings(f"the extra of connection {connection.conn_id} {text}")
+    return found
 
 
 def _place(host: str, port: int | None) -> str:

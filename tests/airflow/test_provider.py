@@ -22,7 +22,7 @@ from airflow.sdk.providers_manager_runtime import ProvidersManagerTaskRuntime
 from sqlalchemy import create_engine
 
 import broker
-from recovery.airflow.hook import CheckbackHook
+from recovery.airflow.hook import CheckbackHook, database_url
 from recovery.airflow.provider import get_provider_info
 from recovery.airflow.settings import BadSettings
 from recovery.airflow.versions import AirflowNotFoundException
@@ -142,6 +142,15 @@ def test_the_button_tests_everything(
     assert not works
     assert why in said
     assert "SECRETX" not in said
+
+
+@pytest.mark.parametrize("extra", [["/srv/shop.store"], "[1]"])
+def test_an_extra_that_is_no_object_is_a_sentence(extra: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one such connection the page showed no store at all: AttributeError."""
+    monkeypatch.setenv("AIRFLOW_CONN_LISTED", json.dumps({"conn_type": "postgres", "extra": extra}))
+    for read in (lambda: CheckbackHook("listed").path, lambda: database_url("listed")):
+        with pytest.raises(BadSettings, match="the extra of connection listed has names and values"):
+            read()
 
 
 def test_what_is_wrong_with_a_connection_is_said(connection: Callable[..., str], tmp_path: Path) -> None:
