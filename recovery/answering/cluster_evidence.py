@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 
 from broker.cluster.live_cluster import LiveCluster
@@ -20,10 +21,13 @@ from broker.log_fields import event
 from broker.transaction.events import BY
 from recovery.checkback.ledgers.proof import CommittedKey
 
-_NEWEST = 32  # of each queue
+_NEWEST, _FARTHER = 32, 512  # of each queue
+_BYTES_MAX = 16 << 20  # of the bodies of a queue that are read for the second
 _LOOK_S = 10.0  # for so long a look at the topics counts
 _KEYS = 64
 _log = logging.getLogger("recovery")
+
+_Keys = dict[str, tuple[str, CommittedKey]]  # by key of a ledger's row: the binding that its message names
 
 
 class ClusterEvidence:
@@ -35,7 +39,10 @@ class ClusterEvidence:
         self.store_id = cluster.store_id
         self.known = RememberedLedgers()
         self._topics: dict[str, float] = {}  # when each was looked at
-        self._newest: dict[str, dict[str, tuple[str, CommittedKey]]] = {}  # by topic, then key; each with its binding
+        self._newest: dict[str, _Keys] = {}  # by topic
+        self._sizes: dict[str, int] = {}  # by topic, bytes of a body, on average
+        self._seen: dict[str, list[CommittedKey]] = {}  # by binding, what was known of it last
+        self._searched: dict[str, set[str]] = {}  # by binding, the topics that were searched for it farther back
 
     def known_of(self, row: Binding) -> KnownLedger | None:
         """What is known of the ledger with a row's binding: what was seen first, as long as this process lives."""
@@ -58,13 +65,29 @@ class ClusterEvidence:
             if now_s - looked_s >= _LOOK_S:
                 self._topics[topic] = now_s
                 self._look(topic)
-        found = {key: one for keys in self._newest.values() for key, one in keys.items()}
-        mine = [one for named, one in found.values() if named == binding_id]
-        return sorted(mine, reverse=True)[:_KEYS]
+        mine = _of(binding_id, self._newest.values())
+        if not mine and binding_id not in self._seen:
+            mine = _of(binding_id, self._farther_back(binding_id))
+        if mine:
+            self._seen[binding_id] = mine  # which others may hide from the next look
+        return self._seen.get(binding_id, [])
+
+    def _farther_back(self, binding_id: str) -> list[_Keys]:
+        """More messages of each topic, read once: those of other groups and ledgers may be the newest."""
+        searched = self._searched.setdefault(binding_id, set())
+        topics = sorted(self._sizes.keys() - searched)  # those that could be read
+        searched.update(topics)
+        limits = {topic: min(_FARTHER, _BYTES_MAX // self._sizes[topic]) for topic in topics}
+        return [self._read(topic, limit) or {} for topic, limit in limits.items() if limit > _NEWEST]
 
     def _look(self, topic: str) -> None:
+        if (keys := self._read(topic, _NEWEST)) is not None:
+            self._newest[topic] = keys
+
+    def _read(self, topic: str, limit: int) -> _Keys | None:
+        """The keys of the group in the newest messages of a topic; None where it cannot be read."""
         try:
-            newest = self._cluster.newest(topic, _NEWEST, partial=True)
+            newest = self._cluster.newest(topic, limit, partial=True)
         except BrokerError as error:
             _log.warning(
                 "the topic %s could not be read, so it proves nothing about the ledger: %s",
@@ -72,16 +95,23 @@ class ClusterEvidence:
                 error,
                 extra=event("topics-unreadable", topic=topic),
             )
-            return
-        keys: dict[str, tuple[str, CommittedKey]] = {}
+            return None
+        self._sizes[topic] = sum(len(one.body) for one in newest) // max(1, len(newest)) + 1
+        keys: _Keys = {}
         for message in newest:
             properties = message.properties
             key, binding_id = properties.get(LEDGER_KEY), properties.get(LEDGER_BINDING)
             by_hand = BY in properties  # a person or a policy committed it in the store that it was moved from
             if key and binding_id and properties.get(names.PGROUP) == self._group and not by_hand:
                 keys[key] = binding_id, CommittedKey(key, message.commitlog_offset)
-        self._newest[topic] = keys
+        return keys
 
     def is_by_hand(self, commitlog_offset: int) -> bool:  # noqa: ARG002
         """A broker does not say who ended a transaction."""
         return False
+
+
+def _of(binding_id: str, found: Iterable[_Keys]) -> list[CommittedKey]:
+    """The newest keys of a binding; one key once."""
+    mine = {key: one for keys in found for key, (named, one) in keys.items() if named == binding_id}
+    return sorted(mine.values(), reverse=True)[:_KEYS]

@@ -203,6 +203,26 @@ def test_a_backup_is_noticed_where_messages_are_large(
     assert answerer.report.rolled_back == 0
 
 
+def test_a_backup_is_noticed_behind_the_messages_of_others(
+    backend: Connected, cluster: broker.LiveCluster, ledger: broker.Ledger, foreign: Foreign, path: Path
+) -> None:
+    """A topic may have many more of them: then the newest 32 of each queue said nothing of this ledger."""
+    backup = path.read_bytes()
+    foreign.buys(b"paid", commits=True)
+    with answering(cluster, "shop", [ledger]):
+        assert awaited(lambda: backend.in_doubt() == 0, backend.soon_s)
+    plain = cluster.producer("plain")
+    cluster.create_topic("orders", queues=1)
+    for _ in range(2):
+        plain.send_batch([broker.Message("orders", b"x")] * 40)
+    path.write_bytes(backup)
+    foreign.buys(b"lost", commits=True)
+    path.write_bytes(backup)
+    with answering(cluster, "shop", [ledger]) as answerer:
+        assert awaited(lambda: answerer.report.refused, backend.soon_s)
+    assert answerer.report.rolled_back == 0
+
+
 def test_several_answer_and_none_is_needed(
     backend: Connected, cluster: broker.LiveCluster, ledger: broker.Ledger, foreign: Foreign
 ) -> None:
@@ -294,7 +314,7 @@ def test_what_was_delivered_long_ago_takes_no_memory(monkeypatch: pytest.MonkeyP
     def newest(_topic: str, count: int, **_: bool) -> list[SimpleNamespace]:
         bound = {LEDGER_BINDING: "b" * 32, "PGROUP": "shop"}
         return [
-            SimpleNamespace(properties={LEDGER_KEY: f"{next(numbers):032}", **bound}, commitlog_offset=0)
+            SimpleNamespace(properties={LEDGER_KEY: f"{next(numbers):032}", **bound}, commitlog_offset=0, body=b"")
             for _ in range(count)
         ]
 
