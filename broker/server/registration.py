@@ -8,12 +8,14 @@ that it has not heard of for two minutes.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import threading
 import time
 from contextlib import closing
 from dataclasses import replace
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
 from broker.errors import BrokerError
@@ -52,8 +54,10 @@ class Registration:
         self._thread = threading.Thread(target=self._keep, name="checkback-serve-register", daemon=True)
 
     def start(self) -> None:
-        """Register with all. Raises BrokerError when none can be reached: a typing error shows at once; and when one
-        has another master of this name, whose clients it would send here."""
+        """Register with all. Raises BrokerError when none can be reached: a typing error shows at once; when one has
+        another master of this name, whose clients it would send here; and when one is elsewhere, and its clients would
+        be sent to their own machines."""
+        self._check_address()
         self._check_name()
         self._topics = topics_json(self._context)
         if not self._register_all():
@@ -72,6 +76,17 @@ class Registration:
             self._tell(address, RemotingCommand(RequestCode.UNREGISTER_BROKER, ext=header.encode()))
         for link in self._links.values():
             link.close()
+
+    def _check_address(self) -> None:
+        """A loopback address is of use to clients of this machine only: unless it is stated it is a mistake."""
+        settings, own = self._context.settings, self._context.address
+        if settings.advertise or not ip_address(own.rpartition(":")[0]).is_loopback:
+            return
+        for address in settings.name_servers:
+            with contextlib.suppress(OSError), closing(_Link(address)) as link:
+                if is_elsewhere(link.own_host, link.peer_host):
+                    text = f"the name server {address} would send its clients to {own}, each to its own machine"
+                    raise BrokerError(f"{text}. Say where they reach this one: --listen HOST:PORT, or --advertise")
 
     def _check_name(self) -> None:
         """A name server puts the new address in place of the old one. It forgets a master that was killed in a moment,
@@ -147,6 +162,11 @@ class Registration:
         return not text
 
 
+def is_elsewhere(own_host: str, peer_host: str) -> bool:
+    """Whether a connection between two addresses leaves this machine."""
+    return own_host != peer_host and not ip_address(peer_host).is_loopback
+
+
 class _Link:
     """A connection that stays: a name server forgets a broker when its connection closes.
 
@@ -157,6 +177,8 @@ class _Link:
         host, _, port = address.rpartition(":")
         self._socket = socket.create_connection((host, int(port)), timeout=_TIMEOUT_S)
         self._splitter, self._opaque = FrameSplitter(), 0
+        self.own_host: str = self._socket.getsockname()[0]
+        self.peer_host: str = self._socket.getpeername()[0]
 
     def ask(self, command: RemotingCommand) -> RemotingCommand:
         """The answer to a request. Raises OSError, ProtocolError."""

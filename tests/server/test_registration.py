@@ -56,6 +56,32 @@ def test_a_master_that_was_killed_is_forgotten(serve: Serve) -> None:
         assert known.bodies
 
 
+@pytest.mark.parametrize(
+    ("own", "peer", "expected"),
+    [
+        ("192.0.2.7", "192.0.2.5", True),
+        ("192.0.2.7", "192.0.2.7", False),
+        ("127.0.0.1", "127.0.0.2", False),
+        ("2001:db8::7", "2001:db8::5", True),
+        ("::1", "::1", False),
+    ],
+)
+def test_a_name_server_is_elsewhere(own: str, peer: str, expected: bool) -> None:
+    assert registration.is_elsewhere(own, peer) is expected
+
+
+def test_clients_of_other_machines_are_not_sent_to_themselves(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It registered as 127.0.0.1 with the name server of a cluster, whose clients then sent some messages nowhere."""
+    monkeypatch.setattr(registration, "is_elsewhere", lambda *_: True)
+    with Registry({}) as known:
+        with pytest.raises(broker.BrokerError, match="each to its own machine") as raised:
+            serve(name_servers=[known.address])
+        assert "--advertise" in str(raised.value)
+        assert known.bodies == []
+        serve(name_servers=[known.address], advertise="192.0.2.7:10911").close()
+        assert known.bodies
+
+
 def test_a_new_store_is_taken(serve: Serve) -> None:
     """A name server of 5.x refuses a broker that it does not know and that has one topic: a new store has TBW102."""
     with Registry({}) as known:
