@@ -1,0 +1,117 @@
+"""The state machine of a transaction's messages, without a database: what keeps it from COMMIT, and how it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
+
+from broker.enlisting.enlistment import Branch, Doom, Enlistment, Stage
+from broker.errors import TransactionError
+from broker.transaction.service import Half, HalfMessageService
+
+
+class Rows:
+    """A ledger's table, as the keys that are in it."""
+
+    holds_a_lock = True
+
+    def __init__(self) -> None:
+        self.keys: list[str] = []
+
+    def insert(self, _connection: Any, key: str, _group: str, _store_id: str) -> None:
+        self.keys.append(key)
+
+    def present(self, _connection: Any, keys: Sequence[str]) -> set[str]:
+        return set(keys) & set(self.keys)
+
+
+class Service:
+    """Notes what is done with half messages."""
+
+    def __init__(self) -> None:
+        self.done: list[tuple[str, str | None]] = []
+
+    def wait_durable(self, half: Half) -> None:
+        self.done.append(("flush", half.unique_key))
+
+    def commit(self, half: Half) -> None:
+        self.done.append(("commit", half.unique_key))
+
+    def rollback(self, half: Half) -> None:
+        self.done.append(("rollback", half.unique_key))
+
+
+@pytest.fixture
+def rows() -> Rows:
+    return Rows()
+
+
+@pytest.fixture
+def service() -> Service:
+    return Service()
+
+
+def sent(enlistment: Enlistment, rows: Rows, service: Service, half: str, savepoint: int | None = None) -> Branch:
+    branch = enlistment.branch(None, rows, "shop", cast(HalfMessageService, service), store_id="S", savepoint=savepoint)
+    branch.halves.append(Half(0, 0, "shop", "orders", 0, half, (), 1, 1, 100, {}))
+    return branch
+
+
+def test_what_failed_in_it_keeps_it_from_commit_until_its_savepoint_is_rolled_back(
+    rows: Rows, service: Service
+) -> None:
+    enlistment = Enlistment()
+    sent(enlistment, rows, service, "one")
+    enlistment.doom(Doom("no room"), savepoints=[7])
+    with pytest.raises(TransactionError, match=r"could not be sent in it: no room\. Nothing was saved"):
+        enlistment.seal(None)
+    assert enlistment.stage is Stage.ACTIVE
+    enlistment.savepoint_rolled_back(7)
+    enlistment.seal(None)
+    enlistment.committed()
+    assert service.done == [("flush", "one"), ("commit", "one")]
+
+
+def test_a_row_that_is_gone_from_its_own_transaction_keeps_it_from_commit(rows: Rows, service: Service) -> None:
+    """Somebody rolled back past the session: what was done before is lost, and what came since must not be saved."""
+    enlistment = Enlistment()
+    sent(enlistment, rows, service, "one")
+    rows.keys.clear()
+    with pytest.raises(TransactionError, match="is gone from its own transaction"):
+        enlistment.seal(None)
+    assert enlistment.stage is Stage.ACTIVE
+    assert ("rollback", "one") not in service.done
+
+
+@pytest.mark.parametrize("holds_a_lock", [True, False])
+def test_the_messages_of_a_savepoint_go_with_its_row(rows: Rows, service: Service, holds_a_lock: bool) -> None:
+    """Its row is inserted in it, also where others are inserted just before COMMIT: the database undoes it."""
+    rows.holds_a_lock = holds_a_lock
+    enlistment = Enlistment()
+    sent(enlistment, rows, service, "outside")
+    inside = sent(enlistment, rows, service, "inside", savepoint=7)
+    rows.keys.remove(inside.key)
+    enlistment.seal(None)
+    enlistment.committed()
+    assert service.done[-2:] == [("rollback", "inside"), ("commit", "outside")]
+
+
+def test_the_first_end_counts(rows: Rows, service: Service) -> None:
+    enlistment = Enlistment()
+    sent(enlistment, rows, service, "one")
+    enlistment.seal(None)
+    enlistment.leave("COMMIT failed without an answer")
+    enlistment.committed()
+    enlistment.rolled_back()
+    assert (enlistment.stage, service.done) == (Stage.LEFT, [("flush", "one")])
+
+
+def test_a_rollback_that_was_none_delivers_what_has_a_row(rows: Rows, service: Service) -> None:
+    enlistment = Enlistment()
+    sent(enlistment, rows, service, "saved")
+    gone = sent(enlistment, rows, service, "gone", savepoint=7)
+    rows.keys.remove(gone.key)
+    enlistment.rolled_back_by(None)
+    assert (enlistment.stage, service.done) == (Stage.COMMITTED, [("commit", "saved"), ("rollback", "gone")])
