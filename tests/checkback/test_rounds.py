@@ -213,15 +213,15 @@ def test_a_policy_may_decide_at_the_limit_and_says_so_in_the_end_record(
     assert f"asked 3 times, in doubt since {moment(half.store_timestamp_ms)} UTC: " in end.property_map[WHY]
 
 
+@pytest.mark.parametrize(("outcome", "parked"), [(Outcome.DOWN, 1), (Outcome.REFUSED, 0)])
 @pytest.mark.parametrize("at_limit", list(AtLimit))
-def test_where_a_ledger_will_answer_one_day_the_limit_only_parks(room: Room, at_limit: AtLimit) -> None:
-    """The database is away for longer than the policy bears: neither commit nor rollback may be guessed."""
+def test_no_limit_decides_where_a_ledger_answers(room: Room, at_limit: AtLimit, outcome: Outcome, parked: int) -> None:
+    """Its database is away for longer than the policy bears; or another one is named, and it waits for the right one."""
     (half,) = room.prepare(**{LEDGER_KEY: new_key(1)})
-    room.told.default = Outcome.DOWN
-    rule = Rule(jitter=0.0, longest_ms=12 * 60 * MINUTE, at_limit=at_limit)
-    report = room.round(13 * 60 * MINUTE, rule=rule)
-    assert (report.newly_parked, report.committed, report.rolled_back) == (1, 0, 0)
-    assert state(room, half) is TransactionState.PARKED
+    room.told.default = outcome
+    report = room.round(13 * 60 * MINUTE, rule=Rule(longest_ms=12 * 60 * MINUTE, at_limit=at_limit))
+    assert (report.newly_parked, report.refused, report.committed, report.rolled_back) == (parked, 1 - parked, 0, 0)
+    assert state(room, half) is (TransactionState.PARKED if parked else TransactionState.PREPARED)
 
 
 def test_no_reason_stops_a_round(room: Room) -> None:

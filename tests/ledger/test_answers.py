@@ -5,14 +5,21 @@ A whole transaction that commits too late: tests/checkback/test_races.py.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from sqlalchemy import make_url
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from broker.ledger import COMMITTED, ROLLED_BACK
+from broker.database.ledger_binding import put_binding
+from broker.enlisting.ledger_key import new_key
+from broker.ledger import COMMITTED, ROLLED_BACK, Ledger, executor
 from recovery.checkback.ledgers.database_errors import answer
 from recovery.checkback.protocol import Outcome
 from tests.backends.shop import BackendShop, announce, save
+from tests.ledger.proven import resolver_of
+
+STORE_ID = "0" * 31 + "1"
 
 
 def rows(shop: BackendShop) -> list[tuple[int, str]]:
@@ -66,3 +73,16 @@ def test_an_error_of_pg8000_is_known_by_its_state(state: str, outcome: Outcome) 
     assert found.outcome is outcome
     assert "in words" in found.why
     assert "index.c" not in found.why
+
+
+def test_a_database_that_is_bound_again_behind_the_proof_gets_no_tombstone(ledger: Ledger) -> None:
+    """The transaction of the tombstone looks once more: the row says whose ledger it is now."""
+    resolver = resolver_of(ledger, STORE_ID)
+    with resolver._connection() as connection:
+        assert resolver._prove(connection) == ledger.binding(STORE_ID).binding_id
+        with ledger.engine.begin() as another:
+            put_binding(executor(another), ledger.bindings_name, replace(ledger.binding(STORE_ID), binding_id="f" * 32))
+        answered = resolver.decide(new_key(1), "shop", ROLLED_BACK, "check-back", connection)
+    assert answered.outcome is Outcome.REFUSED
+    with ledger.engine.connect() as after:
+        assert after.execute(ledger.rows.select()).all() == []
