@@ -216,7 +216,7 @@ def test_a_policy_may_decide_at_the_limit_and_says_so_in_the_end_record(
 @pytest.mark.parametrize(("outcome", "parked"), [(Outcome.DOWN, 1), (Outcome.REFUSED, 0)])
 @pytest.mark.parametrize("at_limit", list(AtLimit))
 def test_no_limit_decides_where_a_ledger_answers(room: Room, at_limit: AtLimit, outcome: Outcome, parked: int) -> None:
-    """Its database is away for longer than the policy bears; or another one is named, and it waits for the right one."""
+    """Its database is away for longer than the policy bears; of one that is refused, the right one is waited for."""
     (half,) = room.prepare(**{LEDGER_KEY: new_key(1)})
     room.told.default = outcome
     report = room.round(13 * 60 * MINUTE, rule=Rule(longest_ms=12 * 60 * MINUTE, at_limit=at_limit))
