@@ -115,3 +115,17 @@ def test_a_rollback_that_was_none_delivers_what_has_a_row(rows: Rows, service: S
     rows.keys.remove(gone.key)
     enlistment.rolled_back_by(None)
     assert (enlistment.stage, service.done) == (Stage.COMMITTED, [("commit", "saved"), ("rollback", "gone")])
+
+
+def test_messages_to_two_stores_are_ended_each_in_its_own(rows: Rows) -> None:
+    """By producers of one group with one ledger: each store has a row of its own, which check-back asks for."""
+    enlistment, services = Enlistment(), (Service(), Service())
+    for number, service in enumerate(services):
+        branch = enlistment.branch(
+            None, rows, "shop", cast(HalfMessageService, service), store_id=f"S{number}", savepoint=None
+        )
+        branch.halves.append(Half(0, 0, "shop", "orders", 0, f"to {number}", (), 1, 1, 100, {}))
+    assert len(set(rows.keys)) == 2
+    enlistment.seal(None)
+    enlistment.committed()
+    assert [service.done[-1] for service in services] == [("commit", "to 0"), ("commit", "to 1")]
