@@ -43,7 +43,7 @@ class Rounds:
     ) -> int:
         """One round; two threads never ask at the same time. What a listener raises means UNKNOW: it asks again.
 
-        A half message that cannot be read is raised once the others had their turn.
+        A half message that cannot be read, and an error of what discards one, is raised once the others had their turn.
         """
         if not isinstance(listener, CheckListener):
             raise BrokerError(f"check() asks a broker.CheckListener, not {shown(listener)}")
@@ -51,6 +51,7 @@ class Rounds:
             if type(number) is not int:
                 raise BrokerError(f"{name} is a whole number, not {shown(number)}")
         damaged: list[CorruptStore] = []
+        faults: list[Exception] = []
         with self._lock:
             parked, asked, left = service.parked(), 0, {}
             for half in service.in_doubt(damaged=damaged):
@@ -59,14 +60,14 @@ class Rounds:
                 if half.commitlog_offset in parked or not is_due(half, timeout_ms, now_ms):
                     continue
                 if before >= check_max:
-                    listener.resolve_discard_message(service, half)
+                    _discard(service, half, listener, faults)
                     continue
                 asked += 1
                 left[half.commitlog_offset] = before + 1
                 _settle(service, half, _answer(service, half, listener))
             self._asked = left
-        if damaged:
-            raise damaged[0]
+        if damaged or faults:
+            raise [*damaged, *faults][0]
         return asked
 
 
@@ -75,6 +76,19 @@ def _answer(service: TransactionalMessageService, half: Half, listener: CheckLis
         return listener.resolve_half_message(half, service.message(half))
     except Exception:  # noqa: BLE001 - an answer that cannot be given is not an answer
         return LocalTransactionState.UNKNOW
+
+
+def _discard(
+    service: TransactionalMessageService, half: Half, listener: CheckListener, faults: list[Exception]
+) -> None:
+    """Have the listener discard a half message; `faults` gets what it raises, if that is the first."""
+    try:
+        listener.resolve_discard_message(service, half)
+    except AlreadyEnded:
+        pass  # as in `_settle`
+    except Exception as error:  # noqa: BLE001 - of an application; the round raises it
+        if not faults:
+            faults.append(error)
 
 
 def _settle(service: TransactionalMessageService, half: Half, answer: LocalTransactionState) -> None:

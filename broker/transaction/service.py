@@ -382,5 +382,6 @@ class TransactionalMessageService(HalfMessageService):
 
         One that has been checked `check_max` times by this process goes to `resolve_discard_message`. A producer's own
         CHECK_IMMUNITY_TIME_IN_SECONDS comes before the time-out; parked ones are left alone. Raises what `in_doubt`,
-        `commit` and `rollback` raise, but for AlreadyEnded. RocketMQ: TransactionalMessageService.check (5.3.3).
+        `commit` and `rollback` raise, but for AlreadyEnded; and once all were checked what `resolve_discard_message`
+        raised first. RocketMQ: TransactionalMessageService.check (5.3.3).
         """

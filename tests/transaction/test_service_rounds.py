@@ -14,7 +14,7 @@ from broker.store.read.store import Store
 from broker.transaction.connected import ConnectedProducers
 from broker.transaction.loading import load_listener
 from broker.transaction.rounds import is_due
-from broker.transaction.service import CheckListener
+from broker.transaction.service import CheckListener, TransactionalMessageService
 from broker.transaction.statetable import StateTableService
 from recovery.verify.verifier import verify
 from tests.transaction.opened import SMALL, damage, message, opened
@@ -61,6 +61,24 @@ def test_what_is_never_answered_is_parked(tmp_path: Path) -> None:
         assert store.writer.appender.control.words[8] == end
         store.transactions.commit(half)
     assert verify(tmp_path / "store").ok
+
+
+def test_what_cannot_be_discarded_is_raised_once_the_others_were_checked(tmp_path: Path) -> None:
+    """As where a listener puts it into a database that is away: those behind it would never be asked about."""
+
+    class Away(Answers):
+        def resolve_discard_message(self, _service: TransactionalMessageService, half: broker.Half) -> None:
+            raise OSError(f"no database for {half.slot}")
+
+    with opened(tmp_path) as store:
+        store.transactions.prepare(message("perhaps"), "shop")
+        listener = Away(perhaps=UNKNOW, later=UNKNOW)
+        assert store.transactions.check(0, 1, listener) == 1
+        store.transactions.prepare(message("later"), "shop")
+        for _ in range(2):
+            with pytest.raises(OSError, match="no database for 0"):
+                store.transactions.check(0, 1, listener)
+        assert listener.asked == ["perhaps", "later"], "each as often as check_max says"
 
 
 def test_a_half_message_that_cannot_be_read_is_raised_once_the_others_were_checked(tmp_path: Path) -> None:
