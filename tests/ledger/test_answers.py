@@ -86,3 +86,17 @@ def test_a_database_that_is_bound_again_behind_the_proof_gets_no_tombstone(ledge
     assert answered.outcome is Outcome.REFUSED
     with ledger.engine.connect() as after:
         assert after.execute(ledger.rows.select()).all() == []
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_keys_below_the_mark_get_no_tombstone(ledger: Ledger, count: int) -> None:
+    """Their rows may have been removed: "rolled back" would discard what committed. SQLite decides many together."""
+    resolver = resolver_of(ledger, STORE_ID)
+    keys = dict.fromkeys([new_key(1000 + number) for number in range(count)], "shop")
+    late = new_key(2000)
+    resolver.expire(2000)
+    answers = resolver.answers({**keys, late: "shop"})
+    assert {answers[key].outcome for key in keys} == {Outcome.UNKNOWN}
+    assert answers[late].outcome is Outcome.ROLLED_BACK, "the mark itself is not below it"
+    with ledger.engine.connect() as after:
+        assert [row.ledger_key for row in after.execute(ledger.rows.select())] == [late]
