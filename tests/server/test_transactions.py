@@ -184,7 +184,8 @@ def test_what_nobody_knows_is_parked_and_can_still_be_ended(
     deadline = time.monotonic() + 10
     while not store.transactions.parked() and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert list(store.transactions.parked()) == [half["commitLogOffset"]]
+    ((parked, note),) = store.transactions.parked().items()
+    assert (parked, note.why[:12]) == (half["commitLogOffset"], "2 producers ")
     assert end(client, half, COMMIT).code == Answer.SUCCESS
 
 

@@ -93,6 +93,18 @@ def test_what_is_stored_has_its_turn_in_its_order(monkeypatch: pytest.MonkeyPatc
     assert results == ["first", "a1", "b1", "c1", "a2", "b2", "a3"]
 
 
+def test_what_was_taken_and_not_done_keeps_its_order() -> None:
+    """Before what the same connection asked for since, and in the turn that it had."""
+    turns_of_all = store_thread._Turns()
+    for value in ("a0", "a1", "a2", "b0", "b1"):
+        turns_of_all.put(value[0], value)
+    taken = turns_of_all.take()
+    assert [value for _, value in taken] == ["a0", "b0", "a1", "b1", "a2"]
+    turns_of_all.put("a", "a3")
+    turns_of_all.give_back(taken[1:])
+    assert (len(turns_of_all), [value for _, value in turns_of_all.take()]) == (5, ["b0", "a1", "b1", "a2", "a3"])
+
+
 def test_sends_to_new_topics_delay_no_other(serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each makes its topic in the file of all topics: 200 of them delayed the send of another client by 17 s."""
     server = serve()
