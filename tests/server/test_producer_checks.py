@@ -1,0 +1,24 @@
+"""Rounds of check-back over the network, one at a time: what counts as a check, and what does not."""
+
+from __future__ import annotations
+
+import pytest
+
+import broker
+from broker.server.requests.ends import ProducerChecks
+from tests.server.conftest import Connect, Serve
+
+
+def test_a_check_that_its_producer_did_not_take_is_not_counted(
+    serve: Serve, connect: Connect, store: broker.LiveStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It cannot know: counted, a producer that hangs would have its transactions parked."""
+    taken: list[bool] = [False, False, True]
+    monkeypatch.setattr(ProducerChecks, "_is_taken", lambda *_: taken.pop(0))
+    server = serve(check_max=1, check_interval_s=3600, transaction_timeout_s=0.001)
+    client = connect(server)
+    client.publish("orders", b"created", sys_flag=4, TRAN_MSG="true", PGROUP="shop", UNIQ_KEY="U-1")
+    client.heartbeat(producer="shop")
+    assert [server._checks.round() for _ in range(4)] == [0, 0, 1, 0]
+    assert len(store.transactions.parked()) == 1
+    assert not taken
