@@ -16,6 +16,7 @@ import pytest
 import broker
 from broker.errors import StoreError
 from broker.store.disk.files import Disk
+from broker.store.disk.paths import Paths
 from broker.store.writer import open_writer
 from recovery.rebuild import replaced
 from recovery.rebuild.rebuilder import rebuild
@@ -239,3 +240,23 @@ def _killed(act: Callable[[Disk], object], disk: Disk) -> bool:
     except Killed:
         return True
     return False
+
+
+@pytest.mark.parametrize(
+    ("built", "has_old", "goes"),
+    [("kept", True, True), ("live", True, False), ("live", False, False), ("neither", True, False)],
+)
+def test_only_what_was_built_and_never_used_is_removed(tmp_path: Path, built: str, has_old: bool, goes: bool) -> None:
+    """Of a rebuild that was killed: what it replaced stays, if there was any, whatever took its place since."""
+    disk, paths, live = Disk(), Paths(str(tmp_path)), tmp_path / "index"
+    kept = Path(paths.replaced) / "20261127T000000.000000Z" / "index"
+    for directory in (live, kept):
+        directory.mkdir(parents=True)
+    inodes = {"kept": kept.stat().st_ino, "live": live.stat().st_ino, "neither": 0xFFFFFFFF}
+    if not has_old:
+        kept.rmdir()
+    made = replaced.Replacement(kept.parent.name, "checkback rebuild", "ada", replaced.BEGUN, [], [], {})
+    made.parts = [replaced.Part("index", "index", old_inode=0, built_inode=inodes[built])]
+    replaced.write(disk, paths, made)
+    replaced.remove_unused(disk, paths)
+    assert kept.parent.exists() is not goes
