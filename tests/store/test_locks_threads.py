@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
 import broker
+from broker.store.disk import thread_lock
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
 from broker.store.disk.thread_lock import ThreadLock
@@ -72,6 +78,30 @@ def test_a_lock_that_was_held_by_the_thread_that_forked() -> None:
 
     with lock:
         assert in_child(leave) == 0
+
+
+def test_an_interrupt_at_any_line_leaves_it_free() -> None:
+    """The thread that was interrupted may end: all others waited for ever."""
+    lock = ThreadLock()
+
+    def take(interrupt_at: int) -> None:
+        steps = itertools.count(1)
+
+        def step(frame: FrameType, _event: str, _argument: object) -> Any:
+            if frame.f_code.co_filename == thread_lock.__file__ and next(steps) == interrupt_at:
+                raise KeyboardInterrupt
+            return step
+
+        sys.settrace(step)
+        with contextlib.suppress(KeyboardInterrupt), lock:
+            pass
+
+    for interrupt_at in range(1, 10):
+        thread = threading.Thread(target=take, args=(interrupt_at,))
+        thread.start()
+        thread.join()
+        assert lock.acquire(blocking=False), f"interrupted at step {interrupt_at}"
+        lock.release()
 
 
 @pytest.mark.parametrize("which", ["topics", "in doubt", "application"])

@@ -8,36 +8,29 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from threading import _RLock as _Lock
+else:
+    _Lock = type(threading.RLock())  # as threading makes it: gevent puts another in its place
 
 
-class ThreadLock:
-    """Keeps out the other threads: `with lock: ...`. A thread may take it twice."""
+class ThreadLock(_Lock):  # type: ignore[misc]  # final for a checker alone
+    """Keeps out the other threads: `with lock: ...`. A thread may take it twice.
+
+    Python's own lock, and not an object around it: an interrupt (Ctrl-C, a time limit) after the call that takes that,
+    and before the block begins, would leave it taken, and the other threads waiting forever.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        super().__init__()
         _locks.add(self)
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._lock.release()
-
-    def acquire(self, *, blocking: bool = True) -> bool:
-        """Take it; False, without `blocking`, while another thread has it."""
-        return self._lock.acquire(blocking=blocking)
-
-    def release(self) -> None:
-        """Let another thread take it."""
-        self._lock.release()
 
     def after_fork(self) -> None:
         """In a child it is free, unless the thread that forked has it."""
-        if not self._lock._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001 - as threading.Condition asks it
-            self._lock = threading.RLock()
+        if not self._is_owned():  # type: ignore[attr-defined]  # as threading.Condition asks it
+            self._at_fork_reinit()  # type: ignore[attr-defined]  # as logging frees its locks
 
 
 _locks: weakref.WeakSet[ThreadLock] = weakref.WeakSet()
