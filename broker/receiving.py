@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Self, overload
 
 from broker.consuming.arguments import check_limit, check_messages, check_processed, check_received, check_seconds
 from broker.consuming.once import InProcess
-from broker.consuming.processing import AsyncProcessing, Processing
-from broker.database.arguments import is_async_session, session_of
+from broker.consuming.processing import AsyncProcessing, Processing, note_until_commit
+from broker.database.arguments import is_async_session, session_of, sync_session_of
 from broker.errors import BrokerError
 from broker.message import ReceivedMessage
 
@@ -177,9 +177,13 @@ class Receiver(abc.ABC):
         """Note in the session's transaction that the group processes a message; False when it did so before.
 
         For a transaction that is committed elsewhere, by `producer.begin_transaction` for one. Acknowledge after it.
-        Raises what `Processed.first_time` raises.
+        Its commit() raises TransactionError where the database took the note back for an error that was caught. Raises
+        what `Processed.first_time` raises.
         """
-        return self.processed.first_time(session, self.group, message)
+        first = self.processed.first_time(session, self.group, message)
+        if first:
+            note_until_commit(sync_session_of(session, "first_time(...)"), self, message)
+        return first
 
     @property
     def processed(self) -> Processed:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from broker.enlisting import sqlalchemy_checks as checks
-from broker.enlisting.sqlalchemy_events import hold, may_have_ended_unseen
+from broker.enlisting.sqlalchemy_events import guard, hold, may_have_ended_unseen
 from broker.errors import TransactionError
 
 if TYPE_CHECKING:
@@ -64,6 +64,11 @@ def one_transaction(session: Session, who: str) -> Iterator[None]:
     if session.get_transaction() is not begun or not all(root.is_active for root in roots):
         text = f"{who} rolled back the session that it was given, and with it the note that the message was processed"
         raise TransactionError(f"{text}: raise an exception instead, or use begin_nested() for a part that may fail")
+
+
+def guard_session(session: Session) -> None:
+    """Note from now on whether the session's transaction ends without SQLAlchemy."""
+    guard(checks.connections_of(session))
 
 
 def may_be_undone(session: Session) -> bool:

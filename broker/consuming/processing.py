@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import weakref
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
-from broker.consuming.once import InProcess, check_session, may_be_undone
+from broker.consuming.once import InProcess, check_session, guard_session, may_be_undone
 from broker.database.arguments import OnlyAsyncWith, OnlyWith
 from broker.database.dedup import Processed
 from broker.errors import TransactionError
@@ -16,7 +17,13 @@ from broker.message import ReceivedMessage
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
-    from sqlalchemy.orm import Session
+    from sqlalchemy.orm import Session, SessionTransaction
+
+
+_noted: weakref.WeakKeyDictionary[SessionTransaction, tuple[Acknowledges, ReceivedMessage]] = (
+    weakref.WeakKeyDictionary()
+)
+_watches_commits: list[bool] = []  # not empty when it does
 
 
 class Acknowledges(Protocol):
@@ -56,6 +63,30 @@ def check_note(session: Session, consumer: Acknowledges, message: ReceivedMessag
             "SQLite, as for INSERT OR ROLLBACK, or by MySQL for a deadlock: raise the error of such a statement again, "
             "or leave OR ROLLBACK out"
         )
+
+
+def note_until_commit(session: Session, consumer: Acknowledges, message: ReceivedMessage) -> None:
+    """After a note in a transaction that is committed elsewhere: see before COMMIT that it is not gone.
+
+    One note stands for those that follow. That of a savepoint may go with it, so it is not looked for.
+    """
+    root = session.get_transaction()
+    if root is None or session.in_nested_transaction() or root in _noted:
+        return
+    guard_session(session)
+    _noted[root] = consumer, message
+    if not _watches_commits:
+        from sqlalchemy import event
+        from sqlalchemy.orm import Session as AnySession
+
+        event.listen(AnySession, "before_commit", _before_commit)
+        _watches_commits.append(True)
+
+
+def _before_commit(session: Session) -> None:
+    root = session.get_transaction()
+    if root is not None and root in _noted and not session.in_nested_transaction():
+        check_note(session, *_noted[root])
 
 
 async def check_note_async(session: AsyncSession, consumer: Acknowledges, message: ReceivedMessage) -> None:

@@ -18,7 +18,6 @@ more than the ledger's row.
 from __future__ import annotations
 
 import contextlib
-import re
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -37,6 +36,7 @@ from broker.enlisting.sqlalchemy_enlistments import (
     savepoint_of,
 )
 from broker.enlisting.sqlalchemy_rows import in_transaction, is_aborted, is_driver_in_transaction
+from broker.enlisting.transaction_words import ENDS, IN_PARTS, MYSQL_COMMITS
 from broker.errors import TransactionError, UnknownOutcome
 
 if TYPE_CHECKING:
@@ -46,24 +46,10 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import SessionTransaction as OrmTransaction
     from sqlalchemy.pool import ConnectionPoolEntry, PoolResetState
 
-_COMMENTS = r"(?:\s|--[^\n]*\n|/\*.*?\*/)*"
-_ENDS = re.compile(  # with a savepoint that SQLAlchemy did not set: its own have names of one kind
-    _COMMENTS + r"(?:COMMIT|END|ABORT|PREPARE\s+TRANSACTION|SAVEPOINT(?!\s+\W?sa_savepoint_)"
-    r"|ROLLBACK(?!\s+(?:WORK\s+|TRANSACTION\s+)?TO\s+(?:SAVEPOINT\s+)?\W?sa_savepoint_))\b",
-    re.IGNORECASE | re.DOTALL,
-)
-_MYSQL_COMMITS = re.compile(  # statements that MySQL and MariaDB commit before
-    _COMMENTS
-    + r"(?:BEGIN|START\s+TRANSACTION|(?:CREATE|DROP)\s+(?!TEMPORARY)|ALTER|TRUNCATE|RENAME|LOCK\s+TABLES|GRANT)\b",
-    re.IGNORECASE | re.DOTALL,
-)
-_IN_PARTS = re.compile(
-    _COMMENTS + r"(?:SAVEPOINT|ROLLBACK\s+(?:WORK\s+|TRANSACTION\s+)?TO)\b", re.IGNORECASE | re.DOTALL
-)
-
 _watched: weakref.WeakSet[Engine] = weakref.WeakSet()
 _held: weakref.WeakKeyDictionary[Connection, str] = weakref.WeakKeyDictionary()  # and why it does not commit
-_ended_unseen: weakref.WeakSet[RootTransaction] = weakref.WeakSet()  # of those that were held, as far as is known
+_guarded: weakref.WeakSet[RootTransaction] = weakref.WeakSet()  # of those that must not end unseen
+_ended_unseen: weakref.WeakSet[RootTransaction] = weakref.WeakSet()  # of these, as far as is known
 _watching = threading.Lock()
 _watches_sessions: list[bool] = []  # not empty when it does
 
@@ -121,10 +107,8 @@ def hold(connections: Iterable[Connection], why: str) -> Iterator[None]:
 
     Raises TransactionError with `why` there; a transaction whose COMMIT was refused is rolled back.
     """
-    held = [one for one in connections if is_watched(one.engine) or not one.in_nested_transaction()]
-    for one in held:
-        watch(one.engine)
-        _held[one] = why
+    held = guard(connections)
+    _held.update(dict.fromkeys(held, why))
     try:
         yield
     finally:
@@ -132,8 +116,18 @@ def hold(connections: Iterable[Connection], why: str) -> Iterator[None]:
             _held.pop(one, None)
 
 
+def guard(connections: Iterable[Connection]) -> list[Connection]:
+    """Note from now on whether the connections' transactions end without SQLAlchemy; returns those that can be seen."""
+    seen = [one for one in connections if is_watched(one.engine) or not one.in_nested_transaction()]
+    for one in seen:
+        watch(one.engine)
+        if (root := one.get_transaction()) is not None:
+            _guarded.add(root)
+    return seen
+
+
 def may_have_ended_unseen(connection: Connection) -> bool:
-    """Whether the transaction of a connection that was held may have ended without SQLAlchemy: what it did may be gone.
+    """Whether the transaction of a guarded connection may have ended without SQLAlchemy: what it did may be gone.
 
     By a COMMIT or ROLLBACK that SQLAlchemy did not send, or since a statement failed in it.
     """
@@ -338,11 +332,12 @@ def _on_statement(
     enlistment = of_connection.get(connection)
     if enlistment is not None and enlistment.stage is Stage.ACTIVE:
         enlistment.look(connection)
-    if connection in _held and in_transaction(connection) is False and (root := connection.get_transaction()):
+    root = connection.get_transaction()
+    if root is not None and root in _guarded and in_transaction(connection) is False:
         _ended_unseen.add(root)
-    ends = _ENDS.match(statement)
+    ends = ENDS.match(statement)
     if ends is None and connection.dialect.name in ("mysql", "mariadb"):
-        ends = _MYSQL_COMMITS.match(statement)
+        ends = MYSQL_COMMITS.match(statement)
     if ends is None:
         return statement, parameters
     if enlistment is not None and enlistment.is_open and not enlistment.is_stale(connection):
@@ -350,7 +345,7 @@ def _on_statement(
             f"{' '.join(ends.group().split())} in SQL would go past the messages of the transaction: call commit(), "
             "rollback() or begin_nested() of the session or the connection"
         )
-    if (why := _held.get(connection)) is not None and not _IN_PARTS.match(statement):
+    if (why := _held.get(connection)) is not None and not IN_PARTS.match(statement):
         raise TransactionError(why)
     return statement, parameters
 
@@ -363,7 +358,8 @@ def _on_error(context: ExceptionContext) -> None:
     connection = context.connection
     if connection is None:
         return
-    if connection in _held and (root := connection.get_transaction()):
+    root = connection.get_transaction()
+    if root is not None and root in _guarded:
         _ended_unseen.add(root)
     if (enlistment := of_connection.get(connection)) is not None:
         enlistment.note_error(connection.dialect, context.original_exception)

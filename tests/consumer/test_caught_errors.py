@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import psycopg
 import pytest
 from sqlalchemy import URL, Engine, create_engine, text
-from sqlalchemy.exc import OperationalError, ProgrammingError
+from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
@@ -96,3 +96,43 @@ def test_an_error_for_which_mariadb_rolls_back_acknowledges_nothing(
     assert charges(mariadb) == 0
     work(consumer, mariadb)
     assert charges(mariadb) == 1
+
+
+def test_a_note_that_postgresql_takes_back_is_not_committed_elsewhere(consumer: Consumer, postgres: Engine) -> None:
+    _note_and_fail(consumer, postgres, lambda _, session: session.execute(NOWHERE))
+
+
+@pytest.mark.parametrize("fail", [deadlock, lose_the_snapshot])
+def test_a_note_that_mariadb_takes_back_is_not_committed_elsewhere(
+    consumer: Consumer, mariadb: Engine, fail: Callable[[Engine, Session], None]
+) -> None:
+    _note_and_fail(consumer, mariadb, fail)
+
+
+def _note_and_fail(consumer: Consumer, engine: Engine, fail: Callable[[Engine, Session], object]) -> None:
+    """With `first_time`, after whose COMMIT the application acknowledges."""
+    message = taken(consumer)
+    with pytest.raises(TransactionError), Session(engine) as session, session.begin():  # noqa: PT012
+        assert consumer.first_time(message, session)
+        session.execute(CHARGE)
+        with contextlib.suppress(DBAPIError):
+            fail(engine, session)
+    assert charges(engine) == 0
+    with Session(engine) as session, session.begin():
+        assert consumer.first_time(message, session)
+        session.execute(CHARGE)
+        with contextlib.suppress(DBAPIError), session.begin_nested():
+            session.execute(NOWHERE)
+    assert consumer.ack(message)
+    assert charges(engine) == 1
+
+
+def test_a_note_of_a_savepoint_goes_with_it(consumer: Consumer, postgres: Engine) -> None:
+    """The transaction around it is the application's own, and commits."""
+    message = taken(consumer)
+    with Session(postgres) as session, session.begin():
+        with contextlib.suppress(DBAPIError), session.begin_nested():
+            assert consumer.first_time(message, session)
+            session.execute(NOWHERE)
+        session.execute(CHARGE)
+    assert charges(postgres) == 1
