@@ -16,12 +16,12 @@ import broker
 from broker.format import properties as names
 from broker.format.record import opmessage
 from broker.format.topics import HALF_TOPIC, OP_TAG, OP_TOPIC, OP_TOPIC_OF_ROCKSDB, PARK_TOPIC, SCHEDULE_TOPIC
+from broker.message import ReceivedMessage
 from broker.transaction.events import BY, PARKED_OFFSET, WHY, EventKind, checks, kind_of, target_topic
 from broker.transaction.parking import GIVEN_UP, park_notes
 
 if TYPE_CHECKING:
     from broker.format.commitlog import Record
-    from broker.message import ReceivedMessage
 
 OPS_LOOKED_AT = 20_000
 
@@ -88,13 +88,17 @@ def _ends(record: Record, halves: Container[int], topic: str) -> bool:
 def _op_of(store: broker.Store, half: Record) -> Record | None:
     """The first op message that names the half; none when it is still in doubt, or too far away."""
     topic = OP_TOPIC if half.topic == HALF_TOPIC else OP_TOPIC_OF_ROCKSDB
-    begin, end = store.queue_range(topic, half.queue_id)
-    begin = max(begin, store.offset_at_time(topic, half.queue_id, half.store_timestamp_ms))
+    least, end = store.queue_range(topic, half.queue_id)
+    begin = max(least, store.offset_at_time(topic, half.queue_id, half.store_timestamp_ms))
     for number in range(begin, min(end, begin + OPS_LOOKED_AT)):
         op = store.message(topic, half.queue_id, number)
         if op is not None and op.tag == OP_TAG and _names(op, half):
             return store.record(op.commitlog_offset)
-    return None
+    # What is not indexed need not be in the queue either; without a queue nothing is.
+    behind = unindexed(store) if end else store.records(half.commitlog_offset)
+    ops = (one for one in behind if one.topic == topic and one.commitlog_offset > half.commitlog_offset)
+    named = (op for op in ops if op.property_map.get(names.TAGS) == OP_TAG and _names(ReceivedMessage.of(op), half))
+    return next(named, None)
 
 
 def _names(op: ReceivedMessage, half: Record) -> bool:

@@ -12,7 +12,7 @@ import pytest
 import broker
 from broker.format.java import encode_message_id
 from broker.format.sysflag import TransactionType
-from broker.format.topics import HALF_TOPIC
+from broker.format.topics import HALF_TOPIC, OP_TOPIC
 from broker.store.read.layout import StoreLayout
 from recovery.views.lookup import records_of, trace
 from recovery.views.overview import story
@@ -113,6 +113,28 @@ def test_what_a_consumer_sent_back_is_no_second_commit(tmp_path: Path, redo_log:
         ("prepared", None),
         ("committed", f"{TOPIC}/0 at 0"),
     ]
+
+
+@pytest.mark.parametrize("lost", ["queues", "last-op"])
+def test_a_rollback_that_the_queue_of_op_messages_lacks(store: Path, tmp_path: Path, lost: str) -> None:
+    """A copy of the log alone, and a broker that was killed before it wrote the unit and the index."""
+    path = shutil.copytree(store, tmp_path / "store")
+    with broker.open(path, read_only=True) as opened:
+        records = list(opened.records())
+    last_op = max(one.commitlog_offset for one in records if one.topic == OP_TOPIC)
+    halves = [one.commitlog_offset for one in records if one.topic == HALF_TOPIC]
+    before = {at: story(str(path), at) for at in halves}
+    named = [at for at, steps in before.items() if steps[-1]["commitlog_offset"] == last_op]
+    assert named
+    if lost == "queues":
+        shutil.rmtree(path / "consumequeue")
+    else:
+        (queue,) = (path / "consumequeue" / OP_TOPIC / "0").iterdir()
+        units = queue.read_bytes()
+        unit = units.index(last_op.to_bytes(8, "big"))
+        queue.write_bytes(units[:unit] + bytes(len(units) - unit))
+        shutil.rmtree(path / "index")
+    assert {at: story(str(path), at) for at in halves} == before
 
 
 def test_damage_that_may_hide_an_end_is_said(store: Path, tmp_path: Path) -> None:
