@@ -43,11 +43,15 @@ _HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class PageStore:
-    """A store on the page; `asked` are the arguments of `recovery.jobs.setup.setup` and the catalog, for decisions."""
+    """A store on the page; `asked` are the arguments of `recovery.jobs.setup.setup` and the catalog, for decisions.
+
+    One that cannot be shown says `why` in its line; the others are shown.
+    """
 
     name: str
     path: str
     asked: Mapping[str, Any] = field(default_factory=dict)
+    why: str = ""
 
 
 Answer = Callable[[Request], Awaitable[Response]]
@@ -140,7 +144,7 @@ class OperationsPage:
         return HTMLResponse(shown, headers={**_HEADERS, "Content-Security-Policy": policy})
 
     async def _list(self, _request: Request) -> Response:
-        lines = [await run_in_threadpool(facts.line_of, one.name, one.path) for one in self._stores.values()]
+        lines = [await run_in_threadpool(_line, one) for one in self._stores.values()]
         return _json(lines)
 
     async def _show(self, request: Request) -> Response:
@@ -182,7 +186,15 @@ class OperationsPage:
         name = request.path_params["name"]
         if name not in self._stores:
             raise PageRefusal(HTTPStatus.NOT_FOUND, f"this page shows no store {name!r}")
+        if self._stores[name].why:
+            raise PageRefusal(HTTPStatus.CONFLICT, self._stores[name].why)
         return self._stores[name]
+
+
+def _line(store: PageStore) -> dict[str, Any]:
+    if store.why:
+        return {"name": store.name, "path": store.path, "error": store.why}
+    return facts.line_of(store.name, store.path)
 
 
 def make_page_app(page: OperationsPage, hosts: Sequence[str]) -> Starlette:

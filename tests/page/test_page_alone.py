@@ -228,6 +228,29 @@ def test_a_store_that_cannot_be_read_says_why(tmp_path: Path) -> None:
     assert client.get("/api/stores/gone", headers=headers).status_code == 409
 
 
+def test_a_mistake_in_a_table_of_the_settings_hides_no_other_store(tmp_path: Path) -> None:
+    """A typo, or a connection in place of a path, as in the example of docs/airflow.md, was the end of the page."""
+    file = tmp_path / "stores.json"
+    shop(tmp_path / "shop", orders=1)
+    tables: dict[str, dict[str, Any]] = {
+        "typo": {"path": "x"},
+        "billing": {"connection": "billing"},
+        "shop": {"path": str(tmp_path / "shop")},
+    }
+    tables["shop"]["resolvers"] = {"shop": {"call": "a:b"}, "mail": {"ledger_connection": "db"}}
+    file.write_text(json.dumps({"stores": tables}))
+    stores = list(verbs_page._configured(str(file)))
+    assert [one.asked for one in stores if one.name == "shop"] == [{"resolvers": {"shop": {"call": "a:b"}}}]
+    page = OperationsPage(stores, Sessions(TOKEN), cookie="c")
+    client = TestClient(make_page_app(page, ["127.0.0.1"]), base_url=URL)
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    errors = {one["name"]: one["error"] for one in client.get("/api/stores", headers=headers).json()}
+    assert errors["shop"] is None
+    assert "give the whole path" in errors["typo"]
+    assert "no path but a connection" in errors["billing"]
+    assert client.get("/api/stores/billing", headers=headers).status_code == 409
+
+
 def test_the_verb_refuses_before_it_listens(tmp_path: Path) -> None:
     """No store, an open address without TLS, half a certificate, a weak token: a sentence each."""
     app = VerbGroup()

@@ -100,21 +100,25 @@ def _given(paths: Sequence[str], ledger: str | None) -> Iterator[PageStore]:
 
 
 def _configured(file: str | None) -> Iterator[PageStore]:
-    """The stores of Airflow's file; what its connections say is known to Airflow alone. Raises BadSettings."""
+    """The stores of Airflow's file; what its connections say is known to Airflow alone.
+
+    A table with a mistake is a line that says so. Raises BadSettings for a file that cannot be read.
+    """
     if file is None:
         return
-    from recovery.airflow.settings import BadSettings, read_stores
+    from recovery.airflow.settings import read_stores
     from recovery.page.app import PageStore
 
     found = read_stores(file)
-    for wrong in found.broken:
-        raise BadSettings(wrong.why)
     for store in found.stores:
-        if not store.path:
-            raise BadSettings(f"{file}: stores.{store.name} has no path but a connection, which only Airflow can read")
         asked = {name: getattr(store, name) for name in ("ledger", "resolver", "catalog") if getattr(store, name)}
-        resolvers: dict[str, Any] = {"resolvers": store.resolvers} if store.resolvers else {}
-        yield PageStore(store.name, store.path, {**asked, **resolvers})
+        specs = store.resolvers.items()
+        known = {group: spec for group, spec in specs if not any("_connection" in name for name in spec)}
+        resolvers: dict[str, Any] = {"resolvers": known} if known else {}
+        text = f"{file}: stores.{store.name} has no path but a connection, which only Airflow can read"
+        yield PageStore(store.name, store.path, {**asked, **resolvers}, "" if store.path else text)
+    for wrong in found.broken:
+        yield PageStore(wrong.name, "", why=wrong.why)
 
 
 def _named_apart(stores: Sequence[PageStore]) -> list[PageStore]:
