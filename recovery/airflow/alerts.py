@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from http.client import HTTPException
 from typing import Any
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from airflow.sdk import BaseNotifier, Context
 
@@ -164,14 +165,22 @@ def post(conn_id: str, alert: Mapping[str, Any]) -> None:
         raise ValueError(
             f"the connection {conn_id} leads to {url.partition('://')[0]}:, and alerts go to http(s) alone"
         )
+    url, login = _without_login(url)
     headers = {"Content-Type": "application/json"}
-    if connection.login:
-        user = f"{connection.login}:{connection.password or ''}"
+    user = f"{connection.login}:{connection.password or ''}" if connection.login else login
+    if user:
         headers["Authorization"] = f"Basic {base64.b64encode(user.encode()).decode()}"
     request = urllib.request.Request(url, json.dumps(alert).encode(), headers)  # noqa: S310 - the scheme was checked
     opener = urllib.request.build_opener(_NoRedirect)
     with opener.open(request, timeout=_TIMEOUT_S):
         pass
+
+
+def _without_login(url: str) -> tuple[str, str]:
+    """A URL, and the USER:PASSWORD that stood in it: in the field for the host, say. urllib takes both for the host."""
+    parts = urlsplit(url)
+    login, _, place = parts.netloc.rpartition("@")
+    return urlunsplit(parts._replace(netloc=place)), unquote(login)
 
 
 def deadline_missed(*, store: str, what: str, connection: str | None = None, context: Any = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import threading
@@ -177,6 +178,18 @@ def test_without_a_state_each_failure_is_told(listener: Callable[..., list[dict[
     deaf = StoreAlert(store="shop", connection="deaf", again_s=3600.0)
     deaf.notify(context(exception=OSError("down"), asset_state_store=kept))
     assert kept.values == {}
+
+
+def test_a_login_may_stand_in_the_host(
+    listener: Callable[..., list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The doctor said that something listens there, and no alert arrived: "Name or service not known"."""
+    got = listener("oncall")
+    port = json.loads(os.environ["AIRFLOW_CONN_ONCALL"])["port"]
+    host = f"http://ada:s%40cret@127.0.0.1:{port}/hook"
+    monkeypatch.setenv("AIRFLOW_CONN_ONCALL", json.dumps({"conn_type": "http", "host": host}))
+    post("oncall", {"text": "x"})
+    assert [base64.b64decode(one["login"].removeprefix("Basic ")) for one in got] == [b"ada:s@cret"]
 
 
 def test_what_another_run_has_posted_is_not_posted_again(listener: Callable[..., list[dict[str, Any]]]) -> None:
