@@ -50,6 +50,7 @@ from broker.server.requests.sends import observed
 from broker.server.settings import ServerSettings, host_and_port, store_host
 from broker.server.siblings.queue_locks import QueueLocks
 from broker.server.siblings.registry import SiblingRegistry
+from broker.server.threads.loop_threads import LoopThreads
 from broker.server.threads.store_thread import StoreThread
 from broker.server.threads.turns import TurnThreads
 from broker.server.tls import server_context
@@ -154,21 +155,17 @@ class Server:
                 SiblingRegistry(store, self._member), QueueLocks(store, positions.table.cells),
                 started_ms=time.time_ns() // 1_000_000,
             )  # fmt: skip
+            self.held = HeldPulls(self.context, self._look_again)
+            self._schedule = Schedule(store, positions.table, self._member, settings.delays_ms)
+            self._leftovers = Leftovers(store)
+            self._checks = ProducerChecks(self.context, resolver, self._is_stopping.is_set)
+            self._store_thread = StoreThread(store.writer.settle, self._deliver, waits=store.writer.sync != "os")
+            undone.callback(self._store_thread.close)
+            self._group_thread = TurnThreads(1, "checkback-serve-group", self._deliver)
+            self._readers = TurnThreads(_READERS, "checkback-serve-read", self._deliver)
+            loops = {"loop": self._run, "tick": self._tick, "check": self._check}
+            self._threads = LoopThreads(self._is_stopping, loops)
             undone.pop_all()
-        self.held = HeldPulls(self.context, self._look_again)
-        self._schedule = Schedule(store, positions.table, self._member, settings.delays_ms)
-        self._leftovers = Leftovers(store)
-        self._checks = ProducerChecks(self.context, resolver, self._is_stopping.is_set)
-        writer = store.writer
-        self._store_thread = StoreThread(writer.settle, self._deliver, waits=writer.sync != "os")
-        self._group_thread = TurnThreads(1, "checkback-serve-group", self._deliver)
-        self._readers = TurnThreads(_READERS, "checkback-serve-read", self._deliver)
-        self._threads = [
-            threading.Thread(target=target, name=f"checkback-serve-{name}", daemon=True)
-            for name, target in (("loop", self._run), ("tick", self._tick), ("check", self._check))
-        ]
-        for thread in self._threads:
-            thread.start()
         self._is_ready.wait()
         if settings.name_servers:
             self._registration = Registration(self.context, self.ha_address)
@@ -364,9 +361,7 @@ class Server:
         self._is_closed = True
         if self._registration is not None:
             self._registration.close()
-        self._is_stopping.set()
-        for thread in self._threads:
-            thread.join()
+        self._threads.end()
         self._store_thread.close()
         self._group_thread.pool.shutdown()
         self._readers.pool.shutdown(cancel_futures=True)  # what `_stop` waited for in vain

@@ -126,8 +126,12 @@ class StoreThread:
             threading.Thread(target=target, name=f"checkback-serve-{name}", daemon=True)
             for name, target in (("append", self._append), ("fsync", self._fsync))
         ]
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                thread.start()
+        except BaseException:
+            self.close()
+            raise
 
     def __len__(self) -> int:
         return len(self._work) + len(self._appended)
@@ -179,7 +183,8 @@ class StoreThread:
         inboxes: tuple[_Turns | _Inbox, ...] = self._work, self._appended
         for inbox, thread in zip(inboxes, self._threads, strict=True):
             inbox.end()
-            thread.join()
+            if thread.ident is not None:  # else it could not be started
+                thread.join()
 
     def _append(self) -> None:
         while batch := self._work.take():
