@@ -172,6 +172,18 @@ def test_it_covers_what_was_there_when_it_began(store: StoreWriter, disk: CrashD
     assert len(forced(disk)) == 2
 
 
+def test_what_another_process_flushed_meanwhile_stays_durable(store: StoreWriter) -> None:
+    """It flushed more than the flush covers that was begun here: the mark goes back for nobody who was told."""
+    assert store.begin_flush(put(store, 1))
+    later, last = put(store, 2), put(store, 3)
+    store.control[Word.DURABLE] = later
+    with store.syncer.lock:
+        store.syncer._force()
+    assert store.control[Word.DURABLE] == later
+    store.settle(last)
+    assert store.control[Word.DURABLE] == last
+
+
 def test_whoever_leads_next_waits_for_it_first(store: StoreWriter, disk: CrashDisk) -> None:
     """Its error is told once: to a flush of somebody else it would look as if nothing had failed."""
     end = put(store, 1)
