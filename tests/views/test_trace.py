@@ -152,6 +152,22 @@ def test_damage_that_may_hide_an_end_is_said(store: Path, tmp_path: Path) -> Non
     assert story(str(path), offset + 1) == []
 
 
+def test_damage_behind_the_index_hides_no_delivery_that_it_names(store: Path, tmp_path: Path) -> None:
+    path = shutil.copytree(store, tmp_path / "store")
+    max((path / "index").iterdir()).unlink()
+    with broker.open(path, read_only=True) as opened:
+        reached = max(file.header.end_commitlog_offset for file in opened.index.files())
+        behind = [one.commitlog_offset for one in opened.records() if one.commitlog_offset > reached]
+    with (path / "commitlog" / f"{0:020}").open("r+b") as segment:
+        segment.seek(behind[0])
+        segment.write(bytes([255]) * 8)
+    delivered, rolled_back = (_half(store, answer)[0] for answer in "cr")
+    decided = [step["what"] for step in trace(str(path), str(delivered))["steps"]]
+    assert decided[:2] == ["prepared", "committed"]
+    with pytest.raises(broker.CorruptRecord, match=f"CommitLog offset {behind[0]}: no record begins here"):
+        trace(str(path), str(rolled_back))
+
+
 def test_what_is_no_transaction_is_said(store: Path) -> None:
     assert "belongs to no transaction" in trace(str(store), "0")["text"]
     for nothing in ("1", "no id", "00" * 16, "9" * 19):
