@@ -87,7 +87,7 @@ class AppendLock:
                 _flock(self._descriptor, _UNLOCK)  # says what is wrong
             is_free = True
         finally:
-            if not is_free:  # an interrupt in here, after which the thread may end: the others would wait for ever
+            if not is_free:  # an interrupt in here, after which the thread may end: the others would wait forever
                 self._held = self._kept = False
                 with contextlib.suppress(OSError, ValueError):
                     _flock(self._descriptor, _UNLOCK)
