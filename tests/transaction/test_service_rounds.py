@@ -110,6 +110,14 @@ def test_a_half_message_that_names_no_queue_is_damage(tmp_path: Path, monkeypatc
         assert (list(store.transactions.in_doubt(damaged=damaged)), len(damaged)) == ([half], 1)
 
 
+def test_what_is_listed_as_in_doubt_is_durable(tmp_path: Path) -> None:
+    """Who decides about it must not meet it undone by a power cut, its half message and all."""
+    with opened(tmp_path, sync="group") as store:
+        half = store.transactions.prepare(message("perhaps"), "shop", wait=False)
+        assert list(store.transactions.in_doubt()) == [half]
+        assert store.visible_end >= half.end
+
+
 def test_an_attempt_writes_nothing(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         store.transactions.prepare(message("perhaps"), "shop")
