@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from broker.errors import MessageRejected
 from broker.format.java import properties_bucket_order
 
-NAME_SEPARATOR = 1
 PROPERTY_SEPARATOR = 2
 KEY_SEPARATOR = " "  # between the keys inside the value of KEYS
 SIZE_MAX = 32767  # PROPERTIESLEN is an i16

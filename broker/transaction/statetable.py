@@ -213,8 +213,6 @@ class StateTableService(TransactionalMessageService):
             found, record = self._engine.read_half(self._appender.read(commitlog_offset))
         except CorruptRecord as error:
             raise TransactionError(f"{there_is_none}: {error}") from None
-        if record.commitlog_offset != commitlog_offset:
-            raise TransactionError(there_is_none)
         return found, record.queue_offset, record.property_map.get(names.PGROUP, "")
 
     def _slot_state(self, half: Reference) -> int:
