@@ -65,6 +65,30 @@ def test_threads_that_do_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert verify(tmp_path).ok
 
 
+@pytest.mark.parametrize("is_started", [False, True])
+def test_an_interrupt_while_threads_are_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_started: bool
+) -> None:
+    """The next append starts the others; `close` joins none that never began."""
+    start, number = threading.Thread.start, itertools.count(1)
+
+    def interrupted(thread: threading.Thread) -> None:
+        which = next(number)
+        if which != 2 or is_started:
+            start(thread)
+        if which == 2:
+            raise KeyboardInterrupt
+
+    store = open_writer(str(tmp_path), Disk(), SMALL, sync="group")
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fill(store, 0, 1)
+    fill(store, 0, 1)
+    assert [thread.name for thread in store.upkeep._threads] == ["checkback_care", "checkback_share", "checkback_sync"]
+    store.close()
+    assert verify(tmp_path).ok
+
+
 @pytest.mark.usefixtures("still")
 def test_the_next_segment_is_there_before_it_is_needed(tmp_path: Path) -> None:
     store = open_writer(str(tmp_path), Disk(), SMALL, sync="os")

@@ -86,26 +86,30 @@ class BackgroundTasks:
             if self.runs[0]:
                 return
             self.runs[0] = 1
-            if not self._disk.background:
-                return
-            loops = [(self._care, CARE_EVERY_S), (self._share, SHARE_EVERY_S)]
-            if not self._is_os:
-                loops.append((self._sync, SYNC_EVERY_S))
-            if self.retain is not None:
-                loops.append((self._retain, RETAIN_LOOK_S))
-            for work, every_s in loops[len(self._threads) :]:
-                thread = threading.Thread(
-                    target=self._loop, args=(work, every_s), name=f"checkback{work.__name__}", daemon=True
-                )
-                self._threads.append(thread)
-                try:
-                    thread.start()
-                except RuntimeError as error:
-                    self._threads.pop()
-                    if "interpreter shutdown" in str(error):  # what atexit calls starts none in Python 3.12
-                        return  # a send flushes by itself, and `close` does the rest
-                    self.runs[0] = 0  # the next append starts those that are missing
-                    raise
+            try:
+                self._start_missing()
+            except BaseException as error:  # an interrupt, too: `close` would join a thread that never runs
+                started = threading.enumerate()
+                self._threads = [one for one in self._threads if one in started]
+                if isinstance(error, RuntimeError) and "interpreter shutdown" in str(error):
+                    return  # what atexit calls, in Python 3.12: a send flushes by itself, and `close` does the rest
+                self.runs[0] = 0  # the next append starts those that are missing
+                raise
+
+    def _start_missing(self) -> None:
+        if not self._disk.background:
+            return
+        loops = [(self._care, CARE_EVERY_S), (self._share, SHARE_EVERY_S)]
+        if not self._is_os:
+            loops.append((self._sync, SYNC_EVERY_S))
+        if self.retain is not None:
+            loops.append((self._retain, RETAIN_LOOK_S))
+        for work, every_s in loops[len(self._threads) :]:
+            thread = threading.Thread(
+                target=self._loop, args=(work, every_s), name=f"checkback{work.__name__}", daemon=True
+            )
+            self._threads.append(thread)
+            thread.start()
 
     def _loop(self, work: Callable[[], None], every_s: float) -> None:
         stop = self._stop
@@ -231,6 +235,7 @@ class BackgroundTasks:
         for held in (self._lock, self._parts.append_lock, self._parts.syncer):
             held.give_back()
         for thread in self._threads:
-            if thread.ident is not None and thread is not threading.current_thread():  # None: an interrupt in `start`
-                thread.join()
+            if thread.ident is not None and thread is not threading.current_thread():
+                with contextlib.suppress(RuntimeError):  # an interrupt in `start`: it begins only now, and ends at once
+                    thread.join()
         self._threads.clear()
