@@ -183,10 +183,15 @@ def test_a_round_that_fails_is_tried_again(
 
 
 def test_a_round_counts_although_no_old_row_can_be_removed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The ledger's database is away: the round says so, and is no failure."""
+    """A ledger's database is away: the round says so, and is no failure."""
     away = broker.Ledger(create_engine("postgresql+psycopg://shop@127.0.0.1:1/shop"))
+    used = broker.Ledger(create_engine(f"sqlite:///{tmp_path / 'shop.db'}"))
+    used.create_all()
     with open_store(tmp_path / "store") as store:
-        service = for_producers(store, [store.producer("shop", topics=["orders"], ledger=away)])
+        producers = [
+            store.producer(f"shop-{number}", topics=["orders"], ledger=one) for number, one in enumerate((used, away))
+        ]
+        service = for_producers(store, producers)
         assert service.run_once() is not None
         service.stop()
     assert (service.status.failures, service.status.rounds) == (0, 1)
