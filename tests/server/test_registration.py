@@ -101,7 +101,9 @@ def test_topics_that_cannot_be_read_for_a_while_end_no_registration(
     with Registry({}) as known:
         serve(name_servers=[known.address])
         whole = topics.read_bytes()
-        topics.write_bytes(b"{")
+        broken = Path(store.path, "broken")
+        broken.write_bytes(b"{")
+        broken.replace(topics)  # in one step: an empty file is one without topics
         until(lambda: "the topics cannot be read" in caplog.text)
         known.bodies.clear()
         until(lambda: len(known.bodies) >= 2)
