@@ -53,7 +53,7 @@ static PyObject *new_object(PyTypeObject *type, PyObject **fields)
     return made;
 }
 
-/* `new_half` of broker/transaction/preparing.py; the arguments: see `make_half`. */
+/* `_new_half` of broker/transaction/preparing.py; the arguments: see `make_half`. */
 static PyObject *new_half(PyObject *const *args, const Stored *one, const long long place[2])
 {
     PyObject *fields, *half = new_object((PyTypeObject *)args[0], &fields);

@@ -98,7 +98,8 @@ def _statement(
         raise MessageRejected("a half message needs a producer group, as text: it says whom to ask how it ended")
     if not group.isascii():
         check_texts("producer group", group)
-    names.check(names.PGROUP, group)
+    if "\x01" in group or "\x02" in group:
+        raise MessageRejected(f"the producer group {group!r:.60} contains 0x01 or 0x02, which separate properties")
     return statement_of(message, queue_id=queue_id, extra=extra, group=group, is_local=origin is None)
 
 

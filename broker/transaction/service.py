@@ -65,7 +65,7 @@ class Half:
     """Of the record, in bytes."""
     properties: Mapping[str, str] = field(repr=False, compare=False)
     """All of them, RocketMQ's own included."""
-    store_host: Host = field(default=LOCAL_HOST, repr=False)  # stands in the class: see `new_half`
+    store_host: Host = field(default=LOCAL_HOST, repr=False)  # stands in the class: see preparing.py
     """Address (4 or 16 bytes) and port that its message id names."""
 
     @classmethod

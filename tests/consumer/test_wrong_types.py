@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,16 +14,9 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 import broker
 from broker.consumer import Consumer
 from broker.errors import BrokerError, TransactionError
-from broker.message import ReceivedMessage
+from tests.consumer.charging import consumer, taken
 
-
-@pytest.fixture
-def consumer(tmp_path: Path) -> Iterator[Consumer]:
-    """One message waits for it; a retry comes at once."""
-    with broker.open(tmp_path / "shop.store", sync="os") as store:
-        store.producer("shop").send(broker.Message("orders", b"1"))
-        with store.consumer("billing", "orders", retry_delay_level=0) as made:
-            yield made
+__all__ = ["consumer"]
 
 
 @pytest.fixture
@@ -33,12 +25,6 @@ def engine(sqlite_url: URL) -> Iterator[Engine]:
     broker.Processed().create_all(made)
     yield made
     made.dispose()
-
-
-def taken(consumer: Consumer) -> ReceivedMessage:
-    message = consumer.receive(2.0)
-    assert message is not None
-    return message
 
 
 def async_of(engine: Engine) -> Any:

@@ -27,7 +27,7 @@ class Rules(NamedTuple):
     """What a send asks of a topic."""
 
     write_queues: int
-    message_type: str  # one of MESSAGE_TYPES; anything else, and none, takes every message
+    message_type: str  # one of MESSAGE_TYPES, or of a newer broker's; without one it takes every message
     may_write: bool
     half_queues: int  # those that take half messages; 0 where one has to look closer
 

@@ -141,16 +141,11 @@ class Admission:
         *,
         prepared: bool = False,
         system: bool = False,
-        rules: Rules | None = None,
     ) -> None:
-        """Let a message in, whose topic is made if it is the first. Raises MessageRejected, NotPermitted.
-
-        `rules`: those of the topic, where the caller has looked already.
-        """
+        """Let a message in, whose topic is made if it is the first. Raises MessageRejected, NotPermitted."""
         if self.is_slave:
             self.check_role()
-        if rules is None:
-            rules = self.topics.rules(topic, now_ms)
+        rules = self.topics.rules(topic, now_ms)
         if rules is None:
             rules = self._first_use(topic, now_ms, system=system)
         if not system:
