@@ -6,10 +6,16 @@ from collections.abc import Iterable
 
 from broker.database.dedup import Processed
 from broker.errors import BrokerError, MessageRejected, shown
-from broker.format.topics import DLQ_PREFIX, check_topic_name, dlq_topic, parse_delay_levels, retry_topic
+from broker.format.topics import (
+    DLQ_PREFIX,
+    GROUP_SIZE_MAX,
+    check_topic_name,
+    dlq_topic,
+    parse_delay_levels,
+    retry_topic,
+)
 from broker.message import ReceivedMessage
 
-_GROUP_SIZE_MAX = 119  # its retry topic must fit in a record
 _SECONDS_MAX = 1e15  # of ten times as many no store holds the milliseconds, in 64 bits
 _DELAY_LEVELS = len(parse_delay_levels())
 
@@ -24,8 +30,8 @@ def check_consumer_names(group: object, topics: object) -> tuple[str, ...]:
     if not listed:
         raise BrokerError(f"group {group}: name a topic to consume")
     check_topic_name(retry_topic(group))
-    if not group or len(group) > _GROUP_SIZE_MAX:
-        raise MessageRejected(f"a consumer group has from 1 to {_GROUP_SIZE_MAX} characters, not {len(group)}")
+    if not group or len(group) > GROUP_SIZE_MAX:
+        raise MessageRejected(f"a consumer group has from 1 to {GROUP_SIZE_MAX} characters, not {len(group)}")
     for topic in listed:
         if not isinstance(topic, str):
             raise MessageRejected(f"group {group}: a topic is text, not {shown(topic)}")

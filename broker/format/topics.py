@@ -46,6 +46,7 @@ SEND_REFUSED_TOPICS = frozenset((
 """Topics to which applications may not send. RocketMQ: TopicValidator.NOT_ALLOWED_SEND_TOPIC_SET (5.5.0)."""
 
 TOPIC_SIZE_MAX = 127
+GROUP_SIZE_MAX = 119  # characters: its retry topic must fit in a record
 RETRY_TOPIC_SIZE_MAX = 255  # a retry topic's, in bytes; it is made from a group's name, not validated
 DELAY_LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 LONGEST_DELAY_MS = 366 * 86_400_000  # of a unit of the schedule topic that is believed

@@ -35,7 +35,7 @@ from broker.ledger import COMMITTED, ROLLED_BACK, Ledger, executor
 from broker.transaction.service import Half
 from recovery.checkback.ledgers.database_errors import answer, place
 from recovery.checkback.ledgers.proof import Evidence, WrongLedger, prove
-from recovery.checkback.protocol import Answer, Outcome, Question
+from recovery.checkback.protocol import NOTHING_DECIDED, Answer, Outcome, Question
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -54,7 +54,7 @@ def check_file(ledger: Ledger) -> None:
     """Raises WrongLedger for a SQLite file that is not there, which a connection would make."""
     path = ledger.engine.url.database or ""
     if ledger.dialect == "sqlite" and not path.startswith("file:") and not os.path.exists(path):
-        raise WrongLedger(f"nothing was decided: there is no database at {path}. Name the ledger's own")
+        raise WrongLedger(f"{NOTHING_DECIDED}there is no database at {path}. Name the ledger's own")
 
 
 class LedgerResolver:
@@ -268,7 +268,7 @@ class LedgerResolver:
         wanted = select(bindings.c.binding_id, marks.c.low_water_ms).select_from(both)
         found = connection.execute(wanted.where(bindings.c.store_id == self._store_id)).first()
         if found is None or found.binding_id != self._proved:
-            raise WrongLedger("nothing was decided: the database is not bound to this store any more. Ask again")
+            raise WrongLedger(f"{NOTHING_DECIDED}the database is not bound to this store any more. Ask again")
         return int(found.low_water_ms or 0)
 
     def _standing(self, connection: Connection, key: str) -> Answer:

@@ -21,6 +21,7 @@ from broker.live import LiveStore
 from broker.log_fields import event
 from recovery.checkback.ledger_resolver import LedgerResolver
 from recovery.checkback.ledgers.proof import WrongLedger
+from recovery.checkback.protocol import reason_alone
 
 KEEP_MS = 30 * 86_400_000
 
@@ -56,8 +57,7 @@ def expire_ledgers(
             gone += expire_ledger(store, ledger, now_ms, keep_ms)
         except (SQLAlchemyError, WrongLedger) as error:
             why = ledger.trouble(error).why if isinstance(error, SQLAlchemyError) else str(error)
-            why = why.removeprefix("nothing was decided: ")
-            staying.append(f"old rows of {ledger!r} stay: {why}")
+            staying.append(f"old rows of {ledger!r} stay: {reason_alone(why)}")
     return gone, staying
 
 

@@ -34,6 +34,7 @@ class Outcome(enum.Enum):
         return self in STATES
 
 
+NOTHING_DECIDED = "nothing was decided: "  # a refusal begins so
 STATES = {Outcome.COMMITTED: TransactionState.COMMITTED, Outcome.ROLLED_BACK: TransactionState.ROLLED_BACK}
 """The state of a transaction that each decision leads to."""
 
@@ -83,6 +84,11 @@ class Answer(NamedTuple):
     """One sentence, for the catalog and the report."""
     nobody_named: bool = False
     """With DOWN: whether nobody is named here who could answer. Another check-back may name somebody."""
+
+
+def reason_alone(why: str) -> str:
+    """The reason of a refusal, for a sentence about something else than a decision."""
+    return why.removeprefix(NOTHING_DECIDED)
 
 
 class Question(NamedTuple):

@@ -69,13 +69,14 @@ def _checked_ledgers(spec: Mapping[str, Any]) -> list[Ledger]:
     from recovery.checkback.config import ledgers_of
     from recovery.checkback.ledger_resolver import check_file
     from recovery.checkback.ledgers.proof import WrongLedger
+    from recovery.checkback.protocol import reason_alone
 
     found = list(ledgers_of(spec))
     for ledger in found:
         try:
             check_file(ledger)
         except WrongLedger as error:
-            raise BrokerError(str(error).removeprefix("nothing was decided: ")) from None
+            raise BrokerError(reason_alone(str(error))) from None
         with _sentences(f"the ledger {ledger.engine.url.render_as_string()}"), ledger.engine.connect() as connection:
             there = inspect(connection).has_table(ledger.rows.name, schema=ledger.rows.schema)
         ledger.engine.dispose()

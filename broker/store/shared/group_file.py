@@ -12,14 +12,13 @@ from dataclasses import replace
 
 from broker.errors import MessageRejected
 from broker.format.config import DataVersion, SubscriptionGroup, SubscriptionGroups, encode_subscription_groups
-from broker.format.topics import check_topic_name, retry_topic
+from broker.format.topics import GROUP_SIZE_MAX, check_topic_name, retry_topic
 from broker.store.disk.files import Disk
 from broker.store.read.config import read_subscription_groups
 from broker.store.read.directory import StoreDirectory
 
 _NAME = "subscriptionGroup.json"
 _LOOK_S = 0.25
-_GROUP_SIZE_MAX = 119  # its retry topic must fit in a record
 GROUPS_MAX = 16_384
 
 
@@ -91,8 +90,8 @@ class GroupFile:
         if len(held) >= GROUPS_MAX and group.name not in held:  # at once: to read thousands takes long, under a lock
             raise _full()
         check_topic_name(retry_topic(group.name))
-        if not 0 < len(group.name) <= _GROUP_SIZE_MAX:
-            raise MessageRejected(f"a group has from 1 to {_GROUP_SIZE_MAX} characters, not {len(group.name)}")
+        if not 0 < len(group.name) <= GROUP_SIZE_MAX:
+            raise MessageRejected(f"a group has from 1 to {GROUP_SIZE_MAX} characters, not {len(group.name)}")
         self._change({group.name: group})
         return group
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from broker.errors import BrokerError
-from recovery.checkback.protocol import Answer, Outcome
+from recovery.checkback.protocol import NOTHING_DECIDED, Answer, Outcome
 
 if TYPE_CHECKING:
     from sqlalchemy import URL
@@ -46,13 +46,13 @@ def answer(error: SQLAlchemyError, url: URL, making_tables: str = MAKING_TABLES)
     if is_missing_table(error):
         text = f"the ledger's database {place(url)} has no table of a ledger: {cause_text}"
         return Answer(
-            Outcome.REFUSED, f"nothing was decided: {text}. Name the right database, or make them by {making_tables}"
+            Outcome.REFUSED, f"{NOTHING_DECIDED}{text}. Name the right database, or make them by {making_tables}"
         )
     if _is(cause, cause_text, _AGAIN_STATES, _AGAIN_NUMBERS, _AGAIN_WORDS):
         return Answer(Outcome.RUNNING, f"the local transaction still runs, or its database is busy: {cause_text}")
     if _is(cause, cause_text, _NO_WRITING_STATES, _NO_WRITING_NUMBERS, _NO_WRITING_WORDS):
         text = f"the ledger's database {place(url)} takes no tombstone: {cause_text}"
-        return Answer(Outcome.REFUSED, f"nothing was decided: {text}. Check-back must insert there, on the primary")
+        return Answer(Outcome.REFUSED, f"{NOTHING_DECIDED}{text}. Check-back must insert there, on the primary")
     return Answer(Outcome.DOWN, f"the ledger's database {place(url)} does not answer: {cause_text}")
 
 

@@ -40,6 +40,7 @@ from broker.store.disk.files import Missing
 from broker.store.shared.control import Word
 from broker.transaction.events import BY
 from recovery.checkback.ledgers.database_errors import is_missing_table
+from recovery.checkback.protocol import NOTHING_DECIDED
 from recovery.scan.ends import ends_of
 
 if TYPE_CHECKING:
@@ -232,11 +233,11 @@ def prove(transaction: Transaction, ledger: Ledger, evidence: Evidence) -> Bindi
     try:
         facts = gather(transaction, ledger, evidence)
     except TransactionError as error:
-        raise WrongLedger(f"nothing was decided: {error}") from error
+        raise WrongLedger(f"{NOTHING_DECIDED}{error}") from error
     if facts.known is not None and facts.lacking and (key := max(facts.lacking).key) != facts.known.missing_key:
         with contextlib.suppress(StoreError):  # a full disk: the next proof remembers it
             evidence.known.put(replace(facts.known, missing_key=key))
     if refusal := judge(facts):
-        raise WrongLedger(f"nothing was decided: {refusal}")
+        raise WrongLedger(f"{NOTHING_DECIDED}{refusal}")
     assert facts.row is not None  # or `judge` had refused
     return facts.row

@@ -16,7 +16,7 @@ from broker.database.ledger_binding import LEDGER_BINDING
 from broker.transaction.service import Half
 from recovery.checkback.ledger_resolver import LedgerResolver
 from recovery.checkback.ledgers.proof import WrongLedger
-from recovery.checkback.protocol import Answer, Outcome, Question
+from recovery.checkback.protocol import NOTHING_DECIDED, Answer, Outcome, Question
 
 
 class Ledgers:
@@ -80,4 +80,4 @@ class Ledgers:
         if silent:
             return silent[0]
         others = "; ".join(refused) or f"none of {self!r} has it"
-        return Answer(Outcome.REFUSED, f"nothing was decided: the half message names the ledger {binding_id}: {others}")
+        return Answer(Outcome.REFUSED, f"{NOTHING_DECIDED}the half message names the ledger {binding_id}: {others}")
