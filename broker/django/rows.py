@@ -28,6 +28,7 @@ class DjangoRows:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger, self._table = ledger, ledger.rows.name
         self._home: int | None = None  # PostgreSQL's id of the table that check-back reads
+        self._schema = ""  # that it is in
 
     def insert(self, connection: Any, key: str, producer_group: str, store_id: str) -> None:
         """See LedgerRows. Raises TransactionError when the table is missing or another than check-back's."""
@@ -54,6 +55,8 @@ class DjangoRows:
                 chunk = list(keys[start : start + _BATCH])
                 wanted = ", ".join(["%s"] * len(chunk))
                 name = self._quoted(connection)
+                if self._schema:
+                    name = f"{connection.ops.quote_name(self._schema)}.{name}"
                 cursor.execute(f"SELECT ledger_key FROM {name} WHERE ledger_key IN ({wanted})", chunk)  # noqa: S608
                 found.update(key for (key,) in cursor.fetchall())
         return found
@@ -70,7 +73,7 @@ class DjangoRows:
             text = f"the search_path {paths.current!r} leads to another table {self._table} than the one that"
             text = f"{text} check-back reads, with search_path {paths.default!r}"
             raise TransactionError(f"{text}: keep the ledger in a schema that all tenants share")
-        check_schema(execute, self._table, table_id, self._ledger.identities)
+        self._schema = check_schema(execute, self._table, table_id, self._ledger.identities)
         self._home = table_id
 
     def _quoted(self, connection: Any) -> str:

@@ -95,7 +95,7 @@ class ConnectionLedger(BoundLedger):
     @cached_property
     def connection_rows(self) -> ConnectionRows:
         """The ledger's rows, as connections see them in their transactions. Raises as `create_all`."""
-        return ConnectionRows(self._driver, self._name(self._table), self._home)
+        return ConnectionRows(self._driver, self._name(self._table), self._table, self._home)
 
     @cached_property
     def _home(self) -> DatabaseIdentity:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Protocol, Self
 
 from broker.database.bound_ledger import COMMITTED
 from broker.database.ledger_identity import DatabaseIdentity
-from broker.database.statements import Sql
+from broker.database.statements import Sql, quoted
 from broker.enlisting.connection_drivers import ConnectionStatus, Driver, doom_connection
 from broker.enlisting.enlistment import Branch, Enlistment, JoinableTransaction, Stage
 from broker.enlisting.search_path import check_schema, table_elsewhere
@@ -38,13 +38,13 @@ class ConnectionRows:
 
     holds_a_lock = True
 
-    def __init__(self, driver: Driver, table: str, home: DatabaseIdentity) -> None:
-        self._driver, self._table, self._bound = driver, table, home
+    def __init__(self, driver: Driver, table: str, plain_name: str, home: DatabaseIdentity) -> None:
+        self._driver, self._table, self._plain_name, self._bound = driver, table, plain_name, home
         columns = "(ledger_key, state, producer_group, store_id) VALUES (:key, :state, :producer_group, :store_id)"
         self._returns_id = driver.dialect == "postgresql"
         returning = " RETURNING CAST(tableoid AS bigint)" if self._returns_id else ""
         self._insert = f"INSERT INTO {table} {columns}{returning}"
-        self._select = f"SELECT 1 FROM {table} WHERE ledger_key = :key"  # noqa: S608 - ours
+        self._read_from(table)
         self._home: int | None = None  # PostgreSQL's id of the table that check-back reads
 
     def insert(self, connection: Any, key: str, producer_group: str, store_id: str) -> None:
@@ -63,6 +63,9 @@ class ConnectionRows:
         """See LedgerRows."""
         return {key for key in keys if self._driver.execute(connection, Sql(self._select, {"key": key}))}
 
+    def _read_from(self, table: str) -> None:
+        self._select = f"SELECT 1 FROM {table} WHERE ledger_key = :key"  # noqa: S608 - ours
+
     def _check_home(self, connection: Any, table_id: int) -> None:
         execute = partial(self._driver.execute, connection)
         paths = table_elsewhere(execute, self._table, table_id)
@@ -70,7 +73,8 @@ class ConnectionRows:
             text = f"the connection's search_path {paths.current!r} leads to another table {self._table} than the one"
             text = f"{text} that check-back reads, with search_path {paths.default!r}: name the schema,"
             raise TransactionError(f"{text} ConnectionLedger(connect, schema=...), one ledger for each tenant")
-        check_schema(execute, self._table, table_id, [self._bound])
+        schema = check_schema(execute, self._table, table_id, [self._bound])
+        self._read_from(f"{quoted(schema)}.{quoted(self._plain_name)}")
         self._home = table_id
 
 

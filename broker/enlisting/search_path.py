@@ -2,6 +2,9 @@
 
 Check-back connects again, so it has the search_path that a new connection gets from the role, the database and the
 connection's options: what PostgreSQL calls the reset value.
+
+A search_path, and the role that "$user" in it stands for, may change behind the send. So the row is read by the name of
+the schema that it went into: a table of that name in another one would say that it is gone.
 """
 
 from __future__ import annotations
@@ -41,8 +44,8 @@ def table_elsewhere(execute: Callable[[Sql], Sequence[Sequence[Any]]], table: st
 
 def check_schema(
     execute: Callable[[Sql], Sequence[Sequence[Any]]], table: str, table_id: int, bound: Sequence[DatabaseIdentity]
-) -> None:
-    """See that the table with an id, which a row went into, is in the schema that the ledger was bound in.
+) -> str:
+    """The schema of the table with an id, which a row went into, once it is the one that the ledger was bound in.
 
     `"$user"` in a search_path follows SET ROLE, and the path itself stays the same. Raises TransactionError.
     """
@@ -53,3 +56,4 @@ def check_schema(
                 f"the transaction's role or search_path leads to the table {table} of schema {schema}, and check-back "
                 f"reads that of {one}: keep the ledger in one schema, or make a ledger and a producer for each tenant"
             )
+    return str(schema)

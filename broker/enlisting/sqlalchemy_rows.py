@@ -20,6 +20,7 @@ _MYSQL = ("mysql", "mariadb")
 _MYSQL_IN_TRANSACTION = 1  # SERVER_STATUS_IN_TRANS of MySQL's protocol
 # A deadlock, a row that changed behind the snapshot of the transaction (MariaDB), no room for more locks.
 _MYSQL_ROLLS_BACK = frozenset((1213, 1020, 1206))
+_UNMOVED = {"schema_translate_map": None}  # one that was set behind the send moves no row
 _PSYCOPG_IN_ERROR = 3  # TransactionStatus.INERROR
 
 
@@ -35,14 +36,14 @@ class SqlAlchemyRows:
     """Implements `broker.enlisting.enlistment.LedgerRows` for a SQLAlchemy `Connection`."""
 
     def __init__(self, ledger: Ledger) -> None:
-        from sqlalchemy import literal_column, select
+        from sqlalchemy import literal_column
         from sqlalchemy.exc import IntegrityError
 
         self._integrity_error, self._ledger = IntegrityError, weakref.ref(ledger)
         self.holds_a_lock = ledger.holds_a_lock
         self._table = table = _qualified(ledger)
+        self._read_from(table)
         self._insert = table.insert()
-        self._select = select(table.c.ledger_key).where(table.c.state == COMMITTED)
         self._finds_its_place = ledger.dialect == "postgresql" and table.schema is None
         if self._finds_its_place:
             self._insert = self._insert.returning(literal_column("tableoid"))
@@ -72,14 +73,17 @@ class SqlAlchemyRows:
 
     def present(self, connection: Connection, keys: Sequence[str]) -> set[str]:
         """See LedgerRows."""
-        column = self._table.c.ledger_key
-        if len(keys) == 1:
-            return {key for (key,) in connection.execute(self._select.where(column == keys[0]))}
+        select, column = self._reads
         found: set[str] = set()
         for start in range(0, len(keys), _BATCH):
-            wanted = column.in_(keys[start : start + _BATCH])
-            found.update(key for (key,) in connection.execute(self._select.where(wanted)))
+            wanted = column == keys[0] if len(keys) == 1 else column.in_(keys[start : start + _BATCH])
+            found.update(key for (key,) in connection.execute(select.where(wanted), execution_options=_UNMOVED))
         return found
+
+    def _read_from(self, table: Table) -> None:
+        from sqlalchemy import select
+
+        self._reads = select(table.c.ledger_key).where(table.c.state == COMMITTED), table.c.ledger_key
 
     def _statement(self, dialect: Dialect) -> tuple[str, Callable[[dict[str, Any]], Any]]:
         """The INSERT of a row, compiled once: each purchase pays for this statement."""
@@ -105,7 +109,8 @@ class SqlAlchemyRows:
                 f"that check-back reads, with search_path {paths.default!r}: name the schema, Ledger(engine, "
                 "schema=...), one ledger and one producer for each tenant"
             )
-        check_schema(execute, self._table.name, table_id, [] if ledger is None else ledger.identities)
+        schema = check_schema(execute, self._table.name, table_id, [] if ledger is None else ledger.identities)
+        self._read_from(_in_schema(self._table, schema))
         self._home = table_id
 
 
@@ -114,12 +119,16 @@ _known: weakref.WeakKeyDictionary[Ledger, SqlAlchemyRows] = weakref.WeakKeyDicti
 
 def _qualified(ledger: Ledger) -> Table:
     """The table; with the database's name on MySQL, where `USE` would lead to another table of that name."""
-    from sqlalchemy import MetaData
-
     database = ledger.database if ledger.dialect in _MYSQL else None
     if database is None or ledger.rows.schema is not None:
         return ledger.rows
-    return ledger.rows.to_metadata(MetaData(), schema=database)
+    return _in_schema(ledger.rows, database)
+
+
+def _in_schema(table: Table, schema: str) -> Table:
+    from sqlalchemy import MetaData
+
+    return table.to_metadata(MetaData(), schema=schema)
 
 
 def in_transaction(connection: Connection) -> bool | None:

@@ -1,7 +1,8 @@
-"""PostgreSQL: `"$user"` in the search_path follows SET ROLE, and may lead to a ledger that check-back does not read."""
+"""PostgreSQL: roles and search_paths may lead to a ledger that check-back does not read; `"$user"` follows SET ROLE."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import psycopg
@@ -58,3 +59,35 @@ def test_a_connection_that_takes_a_role(store: LiveStore, shop: Engine) -> None:
         ):
             producer.send(MESSAGE, connection)
         connection.rollback()
+
+
+@pytest.mark.parametrize("nested", [True, False])
+@pytest.mark.parametrize("how", ["role", "search_path", "schema_translate_map"])
+def test_what_is_chosen_behind_the_send_moves_no_row(store: LiveStore, shop: Engine, how: str, nested: bool) -> None:
+    """Before COMMIT the row is looked for where it went: in the ledger of the role it would seem to be gone."""
+    role = f"clerk_{shop.url.database}"
+    producer = store.producer("shop", topics=["orders"], ledger=Ledger(shop))
+    with Session(shop) as session:
+        with session.begin_nested() if nested else contextlib.nullcontext():
+            producer.send(MESSAGE, session)
+        if how == "schema_translate_map":
+            session.connection().execution_options(schema_translate_map={None: role})
+        else:
+            session.execute(text(f"SET LOCAL {how} TO {role}"))
+        session.commit()
+    check_delivered(store)
+
+
+def test_a_role_that_a_connection_takes_behind_the_send_moves_no_row(store: LiveStore, shop: Engine) -> None:
+    conninfo = f"host={shop.url.query['host']} user=shop dbname={shop.url.database}"
+    ledger = broker.ConnectionLedger(lambda: psycopg.connect(conninfo))
+    producer = store.producer("shop", topics=["orders"], ledger=ledger)
+    with psycopg.connect(conninfo) as connection, producer.begin_transaction(connection):
+        producer.send(MESSAGE, connection)
+        connection.execute(f"SET LOCAL ROLE clerk_{shop.url.database}")
+    check_delivered(store)
+
+
+def check_delivered(store: LiveStore) -> None:
+    with store.consumer("billing", "orders") as consumer:
+        assert consumer.receive(timeout_s=5) is not None

@@ -217,6 +217,20 @@ class WhatIsRefused(Messages, TransactionTestCase):
                 cursor.execute("DROP ROLE tenant")
         self.check("phone")
 
+    @on_postgresql
+    def test_a_search_path_that_is_set_behind_the_send_moves_no_row(self) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("CREATE SCHEMA tenant")
+            cursor.execute("CREATE TABLE tenant.checkback_ledger (LIKE checkback_ledger INCLUDING ALL)")
+        try:
+            with transaction.atomic(), connection.cursor() as cursor:
+                order("phone")
+                cursor.execute("SET LOCAL search_path = tenant, public")
+        finally:
+            with connection.cursor() as cursor:
+                cursor.execute("DROP SCHEMA tenant CASCADE")
+        self.check("phone")
+
     def test_another_database_than_the_one_it_was_made_for(self) -> None:
         elsewhere = os.path.join(tempfile.mkdtemp(), "elsewhere")  # SQLite makes a file that is not there
         self.addCleanup(shutil.rmtree, os.path.dirname(elsewhere))
