@@ -61,8 +61,9 @@ class Browser:
         self._do("Page.navigate", url=url)
 
     def run(self, script: str) -> Any:
-        """What a piece of JavaScript says."""
-        return self._do("Runtime.evaluate", expression=script, returnByValue=True)["result"].get("value")
+        """What a piece of JavaScript says, a promise by its result."""
+        said = self._do("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        return said["result"].get("value")
 
     def wait_for(self, text: str) -> str:
         """All that the page shows, once it shows a text."""

@@ -18,6 +18,23 @@ pytestmark = [
 ]
 
 
+# The answer to a request for PATH is held back until `release()`, which gives a promise: the page has dealt with it.
+HELD = """
+{ let open, settled;
+  const gate = new Promise((yes) => { open = yes }), done = new Promise((yes) => { settled = yes }), ask = window.fetch;
+  window.release = () => { open(); return done; };
+  window.fetch = async (url, options) => {
+    const answer = await ask(url, options);
+    if (!String(url).endsWith("PATH")) return answer;
+    const value = await answer.json();
+    await gate;
+    return { ok: true, status: 200, json: async () => { setTimeout(settled); return value; } };
+  }; }
+"""
+# The place is gone to, and what it shows was asked for.
+GO = "location.hash = 'PLACE'; new Promise((yes) => addEventListener('hashchange', yes, { once: true }))"
+
+
 def test_a_parked_transaction_is_decided_by_clicks(tmp_path: Path) -> None:
     """The printed link logs in and does not keep the token; the form demands a reason; nothing overflows at 400 px."""
     path, foreign = shown_shop(tmp_path / "shop"), shown_shop(tmp_path / "foreign", "half-op")
@@ -51,5 +68,23 @@ def test_a_parked_transaction_is_decided_by_clicks(tmp_path: Path) -> None:
             browser.wait_for("its broker sends them again")
             browser.open(f"{url}/?other")
             browser.wait_for("Stores of transactional messages")
+        finally:
+            browser.close()
+
+
+def test_an_answer_that_comes_late_is_not_put_over_what_was_clicked_since(tmp_path: Path) -> None:
+    """Of a store that is slow to read, as on a busy disk: under its neighbour's name stood its transactions."""
+    slow, quick = shown_shop(tmp_path / "slow"), shown_shop(tmp_path / "quick")
+    with page_over(str(slow), str(quick)) as (url, token):
+        browser = Browser()
+        try:
+            browser.open(f"{url}/#token={token}")
+            browser.wait_for("Stores of transactional messages")
+            browser.run(HELD.replace("PATH", "api/stores/slow"))
+            browser.run(GO.replace("PLACE", "slow"))
+            browser.run(GO.replace("PLACE", "quick"))
+            browser.wait_for("Parked: a person decides")
+            browser.run("window.release()")
+            assert browser.run("document.querySelector('h1 .path').textContent") == str(quick)
         finally:
             browser.close()
