@@ -68,6 +68,8 @@ def test_a_parked_transaction_is_decided_by_clicks(tmp_path: Path) -> None:
             browser.wait_for("its broker sends them again")
             browser.open(f"{url}/?other")
             browser.wait_for("Stores of transactional messages")
+            damaged_ms = 4611687813656022229  # as a flipped bit makes it: no calendar has that time
+            assert browser.run(f"time('{damaged_ms}')") == f"{damaged_ms} ms"
         finally:
             browser.close()
 
