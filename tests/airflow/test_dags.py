@@ -225,6 +225,16 @@ def test_a_killed_store_is_recovered_asked_about_and_verified(dag: Callable[...,
     assert (again["plan"], again["approve"], again["recover"]) == ("success", "skipped", "skipped")
 
 
+def test_a_recovery_is_verified_although_nobody_could_be_asked(dag: Callable[..., DAG], tmp_path: Path) -> None:
+    """As where the ledger's database is away since the same power cut: what the recovery left was not looked at."""
+    path = killed_shop(tmp_path / "shop")
+    recover = dag("recover_after_crash", path=path, resolver="tests.jobs.shops:not_there")
+    recover.get_task("check_back").retries = 0
+    states = run(recover, {"ask": False})
+    assert (states["check_back"], states["run"]) == ("failed", "failed")
+    assert (states["verify"], states["no_findings"], states["in_order"]) == ("success", "success", "success")
+
+
 def test_recovery_asks_first_when_the_form_says_so(dag: Callable[..., DAG], tmp_path: Path, api: TestClient) -> None:
     """Rejected, nothing is changed."""
     path = killed_shop(tmp_path / "shop")

@@ -3,7 +3,7 @@
 Starts by itself when a store has a file `abort` and nobody has it open, if its settings have its path, and on demand
 with a form. Looks at what the crash left and plans (`plan`, changes nothing), asks for approval when the form or the
 settings say so (`approve`), does it (`recover`), checks the transactions in doubt (`check_back`), and verifies
-(`verify`, `no_findings`).
+(`verify`, `no_findings`), whether or not somebody could be asked.
 
 **`approve` waits**: the plan stands on the page of required actions, and the store's alert says so. Reject it, and
 nothing is changed: `in_order` is red, and the recovery is offered again after `ask_again_after_s`, or when you trigger
@@ -79,8 +79,8 @@ def make(store: StoreSettings, **overrides: Any) -> DAG:
         verify = VerifyOperator(task_id="verify", outlets=[verified(store.name)], **engine_pool(store), **target)
         asked = {"asked_by": "approve", "planned_by": "plan"}
         in_order = InOrderOperator(task_id="in_order", trigger_rule="all_done", **asked, **target)
-        plan >> approve >> recover >> check_back >> verify >> NoFindingsOperator(task_id="no_findings")
-        recover >> [in_order, AskAgainOperator(planned_by="recover")]
+        plan >> approve >> recover >> verify >> NoFindingsOperator(task_id="no_findings")
+        recover >> [check_back, in_order, AskAgainOperator(planned_by="recover")]
     return dag
 
 
