@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import numpy as np
 
 from broker.format import properties as names
 from broker.format.commitlog import Record
 from broker.format.consumequeue import Unit
-from broker.format.sysflag import TransactionType
+from broker.format.sysflag import TRANSACTION_MASK, TransactionType
 from broker.format.topics import HALF_TOPIC, HALF_TOPIC_OF_ROCKSDB, SCHEDULE_TOPIC
 from broker.store.read.store import Store
 from broker.transaction.events import target_topic
+from recovery.scan.scanner import Scan
 from recovery.scan.store_files import StoreFiles
 from recovery.scan.units import UnitFile
 
@@ -46,6 +47,23 @@ def ends_of(path: str, store: Store, commitlog_offset: int) -> Iterator[Record]:
                 yield end
     if is_empty and half is not None:
         yield from (end for end in store.records(commitlog_offset) if _ends(end, commitlog_offset, topic))
+
+
+def commits_between(store: Store, halves: Collection[int], start: int, stop: int) -> Iterator[Record]:
+    """The records of a part of the log that state that they commit one of some half messages, in log order.
+
+    Read in bulk: the op message of a rollback may be hours behind its half message. Raises CorruptRecord and
+    CorruptStore where the log is damaged, as `Store.records` does.
+    """
+    scan, places = Scan(StoreFiles.open(store.path).commitlog, start, stop), list[int]()
+    for records in scan:
+        is_commit = records.sys_flags & TRANSACTION_MASK == TransactionType.COMMIT
+        is_named = np.isin(records.field("prepared_transaction_offset"), list(halves))
+        places += records.offsets[is_commit & is_named].tolist()
+    if scan.damages:  # read one by one, which says where, if it is in this part
+        yield from store.records(start, stop)
+    else:
+        yield from (record for at in places if (record := store.record(at)) is not None)
 
 
 def _ends(end: Record, half_offset: int, topic: str) -> bool:

@@ -19,6 +19,7 @@ from broker.format.topics import HALF_TOPIC, OP_TAG, OP_TOPIC, OP_TOPIC_OF_ROCKS
 from broker.message import ReceivedMessage
 from broker.transaction.events import BY, PARKED_OFFSET, WHY, EventKind, checks, kind_of, target_topic
 from broker.transaction.parking import GIVEN_UP, park_notes
+from recovery.scan.ends import commits_between
 
 if TYPE_CHECKING:
     from broker.format.commitlog import Record
@@ -37,7 +38,8 @@ def half_op_story(store: broker.Store, half: Record) -> list[dict[str, Any]]:
     ends = [one for one in carriers if _ends(one, halves, topic)]
     op = None if ends else _op_of(store, [first, *again][-1])
     if not ends and (op is not None or not unique_key):  # it may be delivered for all that
-        behind = store.records(max(halves), None if op is None else op.commitlog_offset)
+        last = max(halves)
+        behind = store.records(last) if op is None else commits_between(store, halves, last, op.commitlog_offset)
         ends = [one for one in behind if _ends(one, halves, topic)]
     steps = [prepared(first)]
     steps += [{**prepared(one), "what": f"written again, after check {checks(one.property_map)}"} for one in again]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import broker
+from broker.format.commitlog import Record
 from broker.format.java import encode_message_id
 from broker.format.sysflag import TransactionType
 from broker.format.topics import HALF_TOPIC, OP_TOPIC
@@ -89,6 +90,28 @@ def test_what_files_of_the_index_are_lost_changes_no_decision(tmp_path: Path, lo
         found = trace(str(path), str(unique_key))
         assert found["half_offset"] in (offset, None)
         assert found["half_offset"] == offset or lost == slice(1), "what is behind the index is read from the log"
+
+
+def test_a_late_rollback_is_found_without_decoding_what_is_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A million records between a half message and its op message took half a minute, on the page too."""
+    path, decoded, records = tmp_path / "store", 0, broker.Store.records
+    with broker.open(path, sync="os", transactions="half-op") as store:
+        half = store.transactions.prepare(broker.Message("orders", b"lamp"), "shop")
+        for _ in range(50):
+            store.append(broker.Message("mail", b"to you"))
+        store.transactions.rollback(half)
+
+    def counted(store: broker.Store, start: int | None = None, end: int | None = None) -> Iterator[Record]:
+        nonlocal decoded
+        for record in records(store, start, end):
+            decoded += 1
+            yield record
+
+    monkeypatch.setattr(broker.Store, "records", counted)
+    assert [step["what"] for step in story(str(path), half.commitlog_offset)] == ["prepared", "rolled back"]
+    assert decoded < 10
 
 
 def test_without_an_index(store: Path, tmp_path: Path) -> None:
