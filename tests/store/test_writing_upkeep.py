@@ -6,7 +6,9 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -86,6 +88,39 @@ def test_an_interrupt_while_threads_are_started(
     fill(store, 0, 1)
     assert [thread.name for thread in store.upkeep._threads] == ["checkback_care", "checkback_share", "checkback_sync"]
     store.close()
+    assert verify(tmp_path).ok
+
+
+@pytest.mark.parametrize("begins_late", [False, True])
+def test_an_interrupt_within_the_start_of_a_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begins_late: bool
+) -> None:
+    """Python lists a thread before it runs: one that never will was taken for started, and its work was never done."""
+    function = "_start_joinable_thread" if hasattr(threading, "_start_joinable_thread") else "_start_new_thread"
+    start, count, late = getattr(threading, function), itertools.count(1), list[Callable[[], object]]()
+
+    def interrupted(*given: Any, **named: Any) -> object:
+        if next(count) == 1:
+            late.append(partial(start, *given, **named))
+            raise KeyboardInterrupt
+        return start(*given, **named)
+
+    store = open_writer(str(tmp_path), Disk(), SMALL, sync="group")
+    monkeypatch.setattr(threading, function, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fill(store, 0, 1)
+    noted = list(threading._limbo)  # type: ignore[attr-defined]
+    fill(store, 0, 1)
+    if begins_late:
+        late[0]()
+    until(lambda: len(store.upkeep._serving) == 3)
+    for thread in noted if begins_late else []:
+        until(lambda: thread.ident is not None and not thread.is_alive())  # noqa: B023 - used at once
+    running = sorted(one.name for one in set(store.upkeep._serving.values()) if one.is_alive())
+    assert running == ["checkback_care", "checkback_share", "checkback_sync"]
+    store.close()
+    for thread in noted:
+        threading._limbo.pop(thread, None)  # type: ignore[attr-defined]
     assert verify(tmp_path).ok
 
 

@@ -66,6 +66,7 @@ class BackgroundTasks:
         self._process = os.getpid()
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
+        self._serving: dict[str, threading.Thread] = {}  # by the name of its work, who does it
         self._starting = threading.Lock()
         self._bound = self._seen = 0
         self._care_tail = -1  # where the log ended at the last look
@@ -104,15 +105,20 @@ class BackgroundTasks:
             loops.append((self._sync, SYNC_EVERY_S))
         if self.retain is not None:
             loops.append((self._retain, RETAIN_LOOK_S))
-        for work, every_s in loops[len(self._threads) :]:
+        for work, every_s in loops:
+            if work.__name__ in self._serving:
+                continue
             thread = threading.Thread(
                 target=self._loop, args=(work, every_s), name=f"checkback{work.__name__}", daemon=True
             )
             self._threads.append(thread)
             thread.start()
+            self._serving.setdefault(work.__name__, thread)
 
     def _loop(self, work: Callable[[], None], every_s: float) -> None:
-        stop = self._stop
+        me, stop = threading.current_thread(), self._stop
+        if self._serving.setdefault(work.__name__, me) is not me:
+            return  # an interrupt in the `start` of another, which did begin: nobody could tell
         try:
             while not stop.wait(every_s):
                 with contextlib.suppress(BrokerError):  # a full disk, a store that failed: the next append says so
