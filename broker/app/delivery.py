@@ -35,6 +35,7 @@ class DelayedDelivery:
             undone.callback(self._member.leave)
             self._schedule = Schedule(store, self._positions, self._member)
             self._thread = threading.Thread(target=self._work, name="checkback-delayed", daemon=True)
+            undone.callback(self._stopping.set)  # an interrupt in `start` leaves a thread that has begun
             self._thread.start()
             undone.pop_all()
 

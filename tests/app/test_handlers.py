@@ -308,6 +308,25 @@ def test_workers_that_get_too_few_threads_leave_none_behind(
         assert not [name for name in left if name.startswith(("checkback-billing", "checkback-consumer"))]
 
 
+def test_an_interrupt_while_the_delivery_of_delayed_messages_starts(
+    app: broker.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread had begun, and warned each second of the positions that were closed under it."""
+    start, begun = threading.Thread.start, list[threading.Thread]()
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        begun.append(thread)
+        raise KeyboardInterrupt
+
+    with app, monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            delivery.DelayedDelivery(app.store)
+    begun[0].join(5)
+    assert not begun[0].is_alive()
+
+
 def test_delayed_messages_are_delivered_after_an_error_that_nobody_expected(
     app: broker.App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
