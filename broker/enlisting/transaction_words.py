@@ -14,7 +14,7 @@ MYSQL_COMMITS = re.compile(  # statements that MySQL and MariaDB commit before
     _COMMENTS
     + r"(?:BEGIN|START\s+TRANSACTION|(?:CREATE|DROP)\s+(?!TEMPORARY)|ALTER|TRUNCATE|RENAME|LOCK\s+TABLES|GRANT|REVOKE"
     r"|FLUSH|RESET|(?:UN)?INSTALL|(?:ANALYZE|CHECK|OPTIMIZE|REPAIR)\s+(?:(?:LOCAL|NO_WRITE_TO_BINLOG)\s+)?TABLES?"
-    r"|SET\s+(?:PASSWORD|(?:@@)?(?:(?:LOCAL|SESSION)[\s.]\s*)?AUTOCOMMIT))\b",
+    r"|SET\s+(?:PASSWORD|(?:@@)?(?:(?:LOCAL|SESSION)[\s.]\s*)?AUTOCOMMIT(?!\s*:?=\s*(?:0|OFF|FALSE)\b)))\b",
     re.IGNORECASE | re.DOTALL,
 )
 IN_PARTS = re.compile(

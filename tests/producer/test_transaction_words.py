@@ -25,6 +25,7 @@ def test_it_commits(statement: str) -> None:
     [
         "create temporary table x (i int)", "ANALYZE SELECT 1", "analyze format=json select 1", "CHECKSUM TABLE x",
         "INSERT INTO flush VALUES (1)", "SET NAMES utf8mb4", "SET @autocommit = 1", "UPDATE x SET analyze_it = 1",
+        "SET autocommit=0", "set session autocommit := off", "SET @@session.autocommit = FALSE",
     ],
 )  # fmt: skip
 def test_it_does_not(statement: str) -> None:
