@@ -12,9 +12,10 @@ ENDS = re.compile(  # with a savepoint that SQLAlchemy did not set: its own have
 )
 MYSQL_COMMITS = re.compile(  # statements that MySQL and MariaDB commit before
     _COMMENTS
-    + r"(?:BEGIN|START\s+TRANSACTION|(?:CREATE|DROP)\s+(?!TEMPORARY)|ALTER|TRUNCATE|RENAME|LOCK\s+TABLES|GRANT|REVOKE"
+    + r"(?:BEGIN|START\s+TRANSACTION|(?:CREATE|DROP)\s+(?!TEMPORARY)|ALTER|TRUNCATE|RENAME|LOCK\s+TABLES?|GRANT|REVOKE"
     r"|FLUSH|RESET|(?:UN)?INSTALL|(?:ANALYZE|CHECK|OPTIMIZE|REPAIR)\s+(?:(?:LOCAL|NO_WRITE_TO_BINLOG)\s+)?TABLES?"
-    r"|SET\s+(?:PASSWORD|(?:@@)?(?:(?:LOCAL|SESSION)[\s.]\s*)?AUTOCOMMIT(?!\s*:?=\s*(?:0|OFF|FALSE)\b)))\b",
+    r"|SET\s+(?:PASSWORD|(?:[^'\"`]*,\s*)?"
+    r"(?:@@)?(?:(?:LOCAL|SESSION)[\s.]\s*)?AUTOCOMMIT(?!\s*:?=\s*(?:0|OFF|FALSE)\b)))\b",
     re.IGNORECASE | re.DOTALL,
 )
 IN_PARTS = re.compile(
