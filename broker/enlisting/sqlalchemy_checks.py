@@ -15,6 +15,7 @@ from urllib.parse import unquote
 
 from broker.database.ledger_identity import DatabaseIdentity, difference
 from broker.enlisting.attached_files import check_attached
+from broker.enlisting.sqlalchemy_enlistments import is_committing, of_session
 from broker.enlisting.sqlalchemy_rows import in_transaction
 from broker.errors import BrokerError, TransactionError
 from broker.ledger import Ledger, executor
@@ -106,6 +107,14 @@ def check_only_database(session: Session, ledger: Ledger) -> None:
                 "the session's transaction has several connections to the ledger's database, each with a COMMIT of its "
                 f"own: {_ONE_DATABASE}, so let all mappers of the session use one engine"
             )
+
+
+def check_late_begin(session: Session, _transaction: object, _connection: object) -> None:
+    """The same when the flush of COMMIT takes a connection, behind that check: its COMMIT may go before ours."""
+    if is_committing(session):
+        for enlistment in of_session.get(session, ()):
+            for ledger in enlistment.ledgers:
+                check_only_database(session, ledger)
 
 
 def check_connection(connection: Connection, ledger: Ledger) -> None:

@@ -89,6 +89,7 @@ class SessionEnlistment(Enlistment):
 of_connection: weakref.WeakKeyDictionary[Connection, SessionEnlistment] = weakref.WeakKeyDictionary()
 of_session: weakref.WeakKeyDictionary[Session, list[SessionEnlistment]] = weakref.WeakKeyDictionary()
 _at_commit: weakref.WeakKeyDictionary[Connection, weakref.ref[RootTransaction]] = weakref.WeakKeyDictionary()
+_committing: weakref.WeakSet[SessionTransaction] = weakref.WeakSet()
 _savepoints: weakref.WeakKeyDictionary[NestedTransaction | SessionTransaction, int] = weakref.WeakKeyDictionary()
 _savepoint_numbers = itertools.count(1)
 
@@ -105,6 +106,17 @@ def check_before_commit(connection: Connection) -> None:
     if at_commit is not None and root is not None and at_commit() is root:
         text = "the transaction commits at this moment, and no message can join it: send before COMMIT"
         raise TransactionError(f'{text}. A listener of "commit" that sends has to be there before the producer is made')
+
+
+def note_session_commit(session: Session) -> None:
+    """The transaction of a session commits now: a flush may follow, and no more events before COMMIT."""
+    if not session.in_nested_transaction() and (root := session.get_transaction()) is not None:
+        _committing.add(root)
+
+
+def is_committing(session: Session) -> bool:
+    """Whether `note_session_commit` was called for the session's transaction."""
+    return session.get_transaction() in _committing
 
 
 def check_still_open(enlistment: SessionEnlistment, connection: Connection, *, rows_decide: bool = False) -> None:

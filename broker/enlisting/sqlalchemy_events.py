@@ -1,6 +1,7 @@
 """Messages join the transaction of a SQLAlchemy session or connection, and end with it, whichever code commits.
 
     Session.before_commit     refuse what is doomed; take a turn (SQLite); fsync the half messages, beside the flush
+    Session.after_begin       refuse what the flush of COMMIT adds to messages that its events sent
     Engine "commit"           the ledger rows: the last step before COMMIT
     Session.after_commit      deliver
     Engine "rollback"         discard
@@ -30,6 +31,7 @@ from broker.enlisting.sqlalchemy_enlistments import (
     SessionEnlistment,
     check_still_open,
     note_commit,
+    note_session_commit,
     of_connection,
     of_session,
     savepoint_number,
@@ -98,6 +100,8 @@ def watch_sessions() -> None:
             event.listen(Session, "after_transaction_end", _after_transaction_end)
             event.listen(Session, "after_commit", _after_commit)
             event.listen(Session, "before_commit", _before_commit)
+            event.listen(Session, "before_commit", note_session_commit)
+            event.listen(Session, "after_begin", checks.check_late_begin)
             _watches_sessions.append(True)
 
 

@@ -15,6 +15,7 @@ from broker.enlisting.sqlalchemy_enlistments import (
     SessionEnlistment,
     check_before_commit,
     check_still_open,
+    is_committing,
     is_session,
     of_connection,
     of_session,
@@ -104,6 +105,8 @@ def _enlist_session(
     if enlistment not in known:
         known.append(enlistment)
         enlistment.session = weakref.ref(session)
+    if is_committing(session):  # sent by an event of the flush, behind the check before COMMIT
+        checks.check_only_database(session, ledger)
     return enlistment, connection
 
 

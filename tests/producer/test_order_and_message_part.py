@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session
 
@@ -247,6 +247,31 @@ def test_a_commit_past_the_session_on_a_connection_that_it_took_later(shop: Shop
         with pytest.raises(TransactionError):
             session.connection().commit()
     assert shop.orders() == []
+
+
+@pytest.mark.parametrize("send_first", [True, False])
+def test_an_event_of_the_commit_that_sends_beside_another_database(shop: Shop, send_first: bool) -> None:
+    """As Flask-SQLAlchemy's bind keys, and a model's events: the first send comes behind the check before COMMIT."""
+    elsewhere = create_engine(f"sqlite:///{shop.file}.elsewhere")
+
+    class Routing(Session):
+        def get_bind(self, *_: Any, clause: Any = None, **_named: Any) -> Engine:
+            return shop.engine if clause is shop.ledger.rows else elsewhere
+
+    def place_order(session: Session) -> None:
+        if send_first:
+            shop.producer.send(message(), session)
+        session.execute(text("CREATE TABLE orders (item TEXT)"))
+        if not send_first:
+            shop.producer.send(message(), session)
+
+    with Routing() as session:
+        event.listen(session, "before_commit", place_order)
+        session.begin()
+        with pytest.raises(TransactionError, match="also has a connection to"):
+            session.commit()
+        session.rollback()
+    assert shop.delivered() == []
 
 
 # Correct programs that are refused
