@@ -14,6 +14,7 @@ import numpy as np
 from broker.format.consumequeue import BATCH_FILE_SIZE, BatchUnit
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
+from broker.store.write.mapped import OpenMaps
 from recovery.rebuild.file_writers import UnitFiles
 from recovery.scan.kinds import Kinds
 from recovery.scan.records import Records
@@ -62,6 +63,7 @@ class BatchQueueFiles:
         self._files, self._disk, self._paths = files, disk, paths
         self._first, self.file_bytes = first_units(files), batch_file_bytes(files)
         self.queues: dict[BatchQueueName, _Built] = {}
+        self._open_maps = OpenMaps()
 
     def add(self, records: Records, kinds: Kinds) -> None:
         """Take some records."""
@@ -74,7 +76,8 @@ class BatchQueueFiles:
         """A queue, which is made where it is not there yet."""
         name = (topic, queue_id)
         if name not in self.queues:
-            made = UnitFiles(self._disk, self._paths.batch_queue(topic, queue_id), self.file_bytes, BATCH_UNIT)
+            directory = self._paths.batch_queue(topic, queue_id)
+            made = UnitFiles(self._disk, directory, self.file_bytes, BATCH_UNIT, self._open_maps)
             self.queues[name] = _Built(made, self._first.get(name, 0))
         return self.queues[name]
 

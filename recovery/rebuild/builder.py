@@ -24,6 +24,7 @@ from broker.store.read.directory import StoreDirectory
 from broker.store.read.inventory import Misfit
 from broker.store.read.layout import StoreLayout
 from broker.store.read.segments import Listing
+from broker.store.write.mapped import OpenMaps
 from broker.transaction.events import Generation
 from recovery.rebuild.batch_queues import BatchQueueFiles, first_kept
 from recovery.rebuild.entries import (
@@ -59,6 +60,7 @@ class Build:
         self._sizes, self._disk = sizes, disk
         self.tracker = TransactionTracker(files)
         self.queues: dict[tuple[str, int], UnitFiles] = {}
+        self._open_maps = OpenMaps()
         self.lives = QueueLives(files)
         self.redo_log = UnitFiles(disk, self.paths.redo_log, sizes.redo_log_bytes, UNIT)
         self.table = UnitFiles(disk, self.paths.state_table, sizes.state_table_bytes, SLOT)
@@ -109,7 +111,7 @@ class Build:
         found = self.queues.get((topic, queue_id))
         if found is None and self.files.expects_queue(topic, queue_id):
             directory = self.paths.queue(topic, queue_id)
-            found = UnitFiles(self._disk, directory, self._sizes.consume_queue_bytes, UNIT)
+            found = UnitFiles(self._disk, directory, self._sizes.consume_queue_bytes, UNIT, self._open_maps)
             self.queues[topic, queue_id] = found
         return found
 

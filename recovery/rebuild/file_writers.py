@@ -16,7 +16,7 @@ import numpy as np
 from broker.format.consumequeue import UNIT_SIZE
 from broker.format.index import HEADER_SIZE, IndexHeader, IndexItem, file_size, item_at, slot_at
 from broker.store.disk.files import Disk, Map
-from broker.store.write.mapped import MappedQueue
+from broker.store.write.mapped import MappedQueue, OpenMaps
 from recovery.rebuild.entries import SLOT, UNIT
 from recovery.scan.units import Ints, Rows
 from recovery.verify.index_items import IndexingRule
@@ -28,9 +28,11 @@ _SECONDS_MAX = (1 << 31) - 1
 class UnitFiles:
     """A queue of files of fixed-size units, written by number. Units that follow each other are written at once."""
 
-    def __init__(self, disk: Disk, directory: str, file_bytes: int, dtype: Any) -> None:
+    def __init__(
+        self, disk: Disk, directory: str, file_bytes: int, dtype: Any, open_maps: OpenMaps | None = None
+    ) -> None:
         self.dtype = np.dtype(dtype)
-        self._queue = MappedQueue(disk, directory, file_bytes)
+        self._queue = MappedQueue(disk, directory, file_bytes, open_maps)
         self.begin, self.end = -1, 0  # the numbers of the first unit and behind the last
 
     def write(self, numbers: Ints, rows: Rows) -> None:

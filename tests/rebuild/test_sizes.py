@@ -1,4 +1,4 @@
-"""How large the files are that a rebuild makes: as the live ones, else as RocketMQ makes them, which it says."""
+"""How large the files are that a rebuild makes, as the live ones, else as RocketMQ makes them, and how many."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from broker.store.disk.files import Disk
+from broker.store.write import mapped
+from broker.store.writer import open_writer
 from recovery.rebuild.rebuilder import rebuild
 from tests.cli.command import command
+from tests.store.filled import SMALL, few_open_files, fill_queues
 
 
 def test_sizes_that_no_file_shows_are_named(
@@ -23,3 +27,12 @@ def test_sizes_that_no_file_shows_are_named(
     assert "so each has RocketMQ's 6,000,000 bytes. A broker does not start with others than its mapped" in ran.out
     assert "FileSizeConsumeQueue says: set it to 6000000" in ran.out
     assert len(rebuild(path).as_json()["guessed_sizes"]) == 1
+
+
+def test_more_queues_than_a_process_may_have_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapped, "maps_of_queues_max", lambda: 4)
+    store = open_writer(str(tmp_path), Disk(), SMALL, sync="os")
+    fill_queues(store, 70)
+    store.close()
+    with few_open_files(190):  # 140 of them to compare
+        assert rebuild(tmp_path).as_json()["counts"] == {}

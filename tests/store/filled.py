@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from broker.format.sysflag import TransactionType
@@ -42,3 +46,23 @@ def assert_right(path: Path, committed: int, rolled_back: int, in_doubt: int) ->
     assert report.ok, [str(finding) for finding in report.findings][:5]
     counts = report.transactions
     assert (counts["committed"], counts["rolled_back"], counts["in_doubt"]) == (committed, rolled_back, in_doubt)
+
+
+@contextmanager
+def few_open_files(more: int) -> Iterator[None]:
+    """This process may open so many files more than it has open."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = {int(name) for name in os.listdir("/proc/self/fd")}
+    highest = [number for number in range(before[0]) if number not in taken][more]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def fill_queues(store: StoreWriter, count: int) -> None:
+    """Two messages in each of `count` queues, by turns."""
+    for number in range(2 * count):
+        properties = {"UNIQ_KEY": f"Q{number}"}
+        store.append([draft("Many", b"x", properties, queue_id=number % count, born_timestamp_ms=number + 1)])

@@ -25,7 +25,7 @@ from broker.store.writer import open_writer
 from recovery.transactions.in_doubt import Pending
 from recovery.verify.verifier import verify
 from tests.compiled_module import use
-from tests.store.filled import SMALL, assert_right, fill, half
+from tests.store.filled import SMALL, assert_right, few_open_files, fill, fill_queues, half
 
 
 def test_a_closed_store_is_right_and_opens_again(tmp_path: Path) -> None:
@@ -48,6 +48,15 @@ def test_our_own_reader_reads_it(tmp_path: Path) -> None:
         assert found.body == b"bbb"
         assert reader.message("Orders", 3, 0) is not None
     store.close()
+
+
+def test_more_queues_than_a_process_may_have_open_files(tmp_path: Path) -> None:
+    """1,024 by default: each queue kept two for good, and each of its files, so that sends failed at 500 of them."""
+    store = open_writer(str(tmp_path), Disk(), SMALL, sync="os")
+    with few_open_files(110):
+        fill_queues(store, 70)
+        store.close()
+    assert_right(tmp_path, 0, 0, 0)
 
 
 def test_a_batch_comes_together(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import os
 from broker.format.consumequeue import FILLER, UNIT_SIZE, Unit
 from broker.store.disk.files import Disk, Map
 from broker.store.disk.maps import Flusher
+from broker.store.disk.open_files import maps_of_queues_max
 from broker.store.read.segments import NAME_DIGITS
 
 _OPEN_MAPS = 64
@@ -22,9 +23,11 @@ class MappedQueue:
     Threads may share it: what they share is replaced whole, never changed.
     """
 
-    def __init__(self, disk: Disk, directory: str, file_size: int) -> None:
+    def __init__(self, disk: Disk, directory: str, file_size: int, open_maps: OpenMaps | None = None) -> None:
+        """`open_maps` are those of other queues, too, which one thread at a time writes to."""
         self.directory, self.file_size = directory, file_size
         self.disk = disk
+        self._open_maps = open_maps
         self._maps: dict[int, Map] = {}
         # Where the file of the last position begins, and its bytes: most positions lie there. Of use to one who writes
         # under a lock; it is replaced as one, so that `at` needs none.
@@ -55,6 +58,8 @@ class MappedQueue:
         while len(self._maps) > _OPEN_MAPS:
             with contextlib.suppress(RuntimeError, StopIteration):  # another thread opened one at this moment
                 self._maps.pop(next(iter(self._maps)), None)  # it closes when the last one who holds it lets go
+        if self._open_maps is not None:
+            self._open_maps.note(self, base)
         return opened
 
     def _is_whole(self, path: str) -> bool:
@@ -124,14 +129,37 @@ class MappedQueue:
         """Release files that were removed: while one is mapped, its space is not free."""
         removed = [base for base in list(self._maps) if self.disk.entry(self.path_of(base)) is None]
         for base in removed:
-            self._maps.pop(base, None)
-            if self.last[0] == base:
-                self.last = _NOWHERE
+            self.release(base)
+
+    def release(self, base: int) -> None:
+        """Release the map of one file, if there is one; the next who needs it makes another."""
+        self._maps.pop(base, None)
+        if self.last[0] == base:
+            self.last = _NOWHERE
 
     def close(self) -> None:
         maps, self._maps, self.last = self._maps, {}, _NOWHERE
         for opened in maps.values():
             opened.close()
+
+
+class OpenMaps:
+    """The maps of many queues: a store may have more of them than a process may have open files.
+
+    Units are written behind each other, so the map that was made first is needed least, and is released.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[MappedQueue, int], None] = {}  # in this order
+
+    def note(self, queue: MappedQueue, base: int) -> None:
+        """That a queue has mapped the file that begins at `base`."""
+        self._made.pop((queue, base), None)
+        self._made[queue, base] = None
+        while len(self._made) > maps_of_queues_max():
+            oldest, at = next(iter(self._made))
+            del self._made[oldest, at]
+            oldest.release(at)
 
 
 class UnitQueue(MappedQueue):
@@ -142,9 +170,9 @@ class UnitQueue(MappedQueue):
     RocketMQ: ConsumeQueue.truncateDirtyLogicFiles (3.1.4 to 5.5.0).
     """
 
-    def __init__(self, disk: Disk, directory: str, file_size: int, beside: str) -> None:
+    def __init__(self, disk: Disk, directory: str, file_size: int, beside: str, open_maps: OpenMaps) -> None:
         """Files are begun at the path `beside` with their position behind it, on the same file system."""
-        super().__init__(disk, directory, file_size)
+        super().__init__(disk, directory, file_size, open_maps)
         self._beside = beside
         self._begun = -1  # the file that has its first unit already, and not its name
 
