@@ -12,10 +12,14 @@ import pytest
 
 import broker
 from broker.cluster.live_cluster import connect
+from broker.cluster.membership import group_member
+from broker.cluster.network import client as client_of_brokers
 from broker.cluster.network import route_table
 from broker.remoting.codes import RequestCode, ResponseCode
+from broker.remoting.command import RemotingCommand
 from tests.backends.clusters import Connected
 from tests.cluster.network import NameServer, Proxy
+from tests.cluster.waiting import awaited
 from tests.server.wire_client import WireClient
 
 
@@ -90,6 +94,61 @@ def test_a_topic_that_no_name_server_and_no_broker_has_is_gone(named: Named) -> 
     named.client._loop.run(_expired(named.client))
     with pytest.raises(broker.ClusterError, match="has the topic carts: make it"):
         named.send()
+
+
+@dataclass
+class Moved:
+    """A client, and what puts its broker elsewhere: a proxy is gone, and the name server names the broker itself."""
+
+    client: broker.LiveCluster
+    name_server: NameServer
+    proxy: Proxy
+
+    def move(self) -> None:
+        self.name_server.brokers = {"broker-a": self.proxy.target}
+        self.proxy.close()
+
+
+@pytest.fixture
+def moved(served: Connected) -> Iterator[Moved]:
+    with ExitStack() as stack:
+        proxy = stack.enter_context(Proxy())
+        proxy.target = served.proxy.target
+        name_server = stack.enter_context(NameServer({"broker-a": proxy.address}))
+        yield Moved(stack.enter_context(broker.connect(f"rocketmq://{name_server.address}")), name_server, proxy)
+
+
+def test_a_message_on_its_way_goes_where_its_broker_is_now(moved: Moved) -> None:
+    """All of its tries went to the address that was known before: two servers of a store, of which one was killed."""
+    producer = moved.client.producer("plain")
+    producer.send(broker.Message("carts", b"lamp"))
+
+    def lost(command: RemotingCommand) -> RemotingCommand | None:
+        if command.code == RequestCode.SEND_MESSAGE:
+            moved.move()
+            return None
+        return command
+
+    moved.proxy.request = lost
+    producer.send(broker.Message("carts", b"desk"))
+    assert [one.body for one in moved.client.newest("carts")] == [b"lamp", b"desk"]
+
+
+def test_a_consumer_goes_on_where_its_broker_is_now(moved: Moved, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not when the route is asked for again, up to 30 seconds later. Its producers are checked there, too."""
+    monkeypatch.setattr(client_of_brokers, "_BACK_S", 0.05)
+    monkeypatch.setattr(group_member, "_AFTER_FAILURE_S", 0.05)
+    producer = moved.client.producer("plain")
+    with moved.client.consumer("billing", "carts") as consumer:
+        producer.send(broker.Message("carts", b"lamp"))
+        assert consumer.receive(5.0) is not None
+        moved.move()
+        with WireClient(moved.proxy.target) as other:
+            fields = {"producerGroup": "plain"}
+            is_there = ResponseCode.SUCCESS
+            assert awaited(lambda: other.request(RequestCode.GET_PRODUCER_CONNECTION_LIST, fields).code == is_there)
+        producer.send(broker.Message("carts", b"desk"))
+        assert consumer.receive(5.0) is not None
 
 
 def test_a_transactional_producer_makes_a_topic_again_that_was_deleted(served: Connected) -> None:

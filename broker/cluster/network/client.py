@@ -26,6 +26,7 @@ from broker.remoting.codes import RequestCode, ResponseCode
 from broker.remoting.command import RemotingCommand
 
 _BACK_S = 1.0  # a lost connection is looked after so soon
+_LOOK_S = 5.0  # while it cannot be opened again, name servers are asked so often where its broker is
 _log = logging.getLogger("broker")
 
 Answerer = Callable[[ClientConnection, RemotingCommand], Coroutine[Any, Any, None]]
@@ -102,7 +103,7 @@ class ClusterClient:
 
     async def _beat_on(self) -> None:
         """A heartbeat to every broker at each interval; to new connections at once; lost ones are opened again."""
-        next_s = asyncio.get_running_loop().time()
+        next_s = look_s = asyncio.get_running_loop().time()
         while True:
             now_s = asyncio.get_running_loop().time()
             with contextlib.suppress(BrokerError):
@@ -112,6 +113,9 @@ class ClusterClient:
                     await self.beat()
                 else:
                     await self._beat_to((self._fresh | self._lost) & set(self.routes.masters))
+                    if now_s >= look_s and self._lost & set(self.routes.masters):
+                        look_s = now_s + _LOOK_S
+                        await self._look_for_lost()
             self._wake.clear()
             left_s = next_s - asyncio.get_running_loop().time()
             waits_s = min(left_s, _BACK_S) if self._lost & set(self.routes.masters) else left_s
@@ -120,6 +124,14 @@ class ClusterClient:
                     await self._wake.wait()
             if self._lost and not self._fresh:
                 await asyncio.sleep(_BACK_S)
+
+    async def _look_for_lost(self) -> None:
+        """A broker whose connection cannot be opened again may be elsewhere: it was started again there, or is another
+        server of the same store. Java's client learns it after 30 s; until then nothing is received from it.
+        """
+        before = set(self.routes.masters)
+        await self.routes.look_again()
+        await self._beat_to(set(self.routes.masters) - before)
 
     async def beat(self) -> list[BrokerError]:
         """A heartbeat to every broker that routes name. What does not answer is tried again later; why it did not."""

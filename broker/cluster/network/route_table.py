@@ -102,6 +102,12 @@ class RouteTable:
             with contextlib.suppress(ClusterError, ProtocolError):
                 await self.cluster()
 
+    async def look_again(self) -> None:
+        """As `refresh`, for every topic now: a broker may have another address."""
+        old_s = asyncio.get_running_loop().time() - self._settings.route_s
+        self._routes = {topic: (min(old_s, at_s), route) for topic, (at_s, route) in self._routes.items()}
+        await self.refresh()
+
     async def cluster(self) -> tuple[str, tuple[BrokerData, ...]]:
         """The name of the cluster and its brokers.
 

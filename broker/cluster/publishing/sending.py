@@ -8,6 +8,7 @@ RocketMQ: DefaultMQProducerImpl.sendDefaultImpl, MQClientAPIImpl.processSendResp
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import random
 from collections.abc import Callable, Mapping
@@ -105,6 +106,9 @@ class Sender:
         deadline_s = loop.time() + settings.send_timeout_s  # from here on: a name server that hangs took its own time
         failure: BrokerError | None = None
         for tries_left in reversed(range(tries)):
+            if isinstance(failure, ClusterError) and failure.code is None and failed >= brokers:
+                queues = await self._looked_up_again(topic, queues)
+                brokers = {queue.broker_name for queue in queues}
             left_s = deadline_s - loop.time()
             if failure is not None and left_s < _LEAST_S:
                 break
@@ -132,6 +136,14 @@ class Sender:
             self._faults.note(queue.broker_name, (loop.time() - started_s) * 1000, loop.time() * 1000)
             return placed
         raise failure or ClusterError(f"{topic}: no broker took the message within {settings.send_timeout_s:g} s")
+
+    async def _looked_up_again(self, topic: str, queues: tuple[MessageQueue, ...]) -> tuple[MessageQueue, ...]:
+        """The queues to send to, when none of their brokers could be reached: one may be at another address now, as
+        another server of its store is. Java's client tries the address that it knows until it asks again, after 30 s.
+        """
+        with contextlib.suppress(BrokerError):
+            return await self._queues(topic)
+        return queues
 
     def _queue(
         self, queues: tuple[MessageQueue, ...], topic: str, sharding_key: str | None, failed: frozenset[str]
