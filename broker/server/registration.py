@@ -96,6 +96,8 @@ class Registration:
             time.sleep(_LOOK_S)
         if found is not None:
             text = f"the name server {found[0]} has a broker {name} already, at {found[1]}"
+            if self._context.siblings.has(found[1]):
+                raise BrokerError(f"{text}: another server of this store. One registers: leave out --register")
             step = "Give this one a name of its own: --broker-name NAME"
             raise BrokerError(f"{text}, and its clients would come here. {step}")
 

@@ -152,9 +152,11 @@ class Server:
             groups = GroupFile(store.path, store.writer.disk, store.writer.append_lock)
             self.context = ServerContext(
                 settings, store, advertised, store_host(advertised), Clients(), positions, groups, Counters(),
-                SiblingRegistry(store, self._member), QueueLocks(store, positions.table.cells),
+                SiblingRegistry(store, self._member, settings, advertised), QueueLocks(store, positions.table.cells),
                 started_ms=time.time_ns() // 1_000_000,
             )  # fmt: skip
+            undone.callback(self.context.siblings.leave)
+            self.context.siblings.check_alike()
             self.held = HeldPulls(self.context, self._look_again)
             self._schedule = Schedule(store, positions.table, self._member, settings.delays_ms)
             self._leftovers = Leftovers(store)

@@ -41,6 +41,16 @@ def test_a_master_of_the_same_name_keeps_its_clients(serve: Serve, monkeypatch: 
         assert known.bodies
 
 
+def test_one_server_of_a_store_registers(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is advised to give the second one another name: consumers would get each message twice."""
+    monkeypatch.setattr(registration, "_FORGOTTEN_S", 0.0)
+    with Registry({}) as known:
+        known.brokers["broker-a"] = serve(name_servers=[known.address]).address
+        with pytest.raises(broker.BrokerError, match=r"another server of this store\. One registers: leave out"):
+            serve(name_servers=[known.address])
+        serve()
+
+
 def test_a_master_that_was_killed_is_forgotten(serve: Serve) -> None:
     """The server that comes in its place, on another port, waits for that."""
     with Registry({"broker-a": "192.0.2.9:10911"}) as known:

@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 import broker
+from broker.format.topics import DELAY_LEVELS
 from broker.remoting.bodies import MessageQueue
 from broker.remoting.codes import RequestCode as Code
 from broker.remoting.codes import ResponseCode as Answer
 from broker.server.siblings.queue_locks import granted, released
 from broker.store.shared.queue_lock_file import LOCK_MS
-from tests.server.conftest import LAYOUT
+from tests.server.conftest import LAYOUT, Serve
 from tests.server.processes import SOON_S, await_members, lock, members, server_process
 from tests.server.wire_client import WireClient
 
@@ -48,6 +49,21 @@ def test_a_group_spans_servers_and_rebalances_when_one_is_killed(tmp_path: Path)
         victim.send_signal(signal.SIGKILL)
         await_members(one, ["one"])
         one.next_asked(Code.NOTIFY_CONSUMER_IDS_CHANGED, SOON_S)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("broker_name", "broker-b"), ("cluster", "other"), ("delay_levels", " ".join(["1s"] * 18))],
+)
+def test_a_server_that_is_set_otherwise_is_refused(serve: Serve, option: str, value: str) -> None:
+    """With two names, both registered with one name server, consumers got each message twice."""
+    first = serve(delay_levels=DELAY_LEVELS.replace("1m", "60s"))
+    with pytest.raises(broker.BrokerError, match=f"--{option.replace('_', '-')} .*Start both with the same") as raised:
+        serve(**{option: value})
+    assert first.address in str(raised.value)
+    serve().close()  # as nothing is left of the one that was refused, and 60s is 1m
+    first.close()
+    serve(**{option: value})
 
 
 @pytest.mark.parametrize("servers", [1, 2])

@@ -13,6 +13,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from broker.store.disk.files import Disk, Entry, Missing
 
@@ -48,19 +49,31 @@ class PublishedClients:
     def refresh(self) -> set[str]:
         """Read what other servers published; the groups whose clients there changed. Raises StoreError."""
         found: dict[str, set[str]] = {}
-        entries = [entry for entry in self._disk.entries(self._directory) if entry.name.endswith(SUFFIX)]
-        for entry in entries:
-            place = entry.name.removesuffix(SUFFIX)
-            if entry.path == self.path or not place.isdecimal():
-                continue
+        for entry, place in self._files():
             number, groups = self._published(entry)
-            if self._lives(number, int(place)):
+            if self._lives(number, place):
                 for group, ids in groups.items():
                     found.setdefault(group, set()).update(ids)
         others = {group: tuple(sorted(ids)) for group, ids in found.items()}
         with self._lock:
             before, self._others = self._others, others
         return {group for group in before.keys() | others.keys() if before.get(group) != others.get(group)}
+
+    def published(self) -> list[dict[str, Any]]:
+        """What each other server that lives has in its file. Raises StoreError."""
+        found = []
+        for entry, place in self._files():
+            with contextlib.suppress(Missing, ValueError, KeyError, TypeError):
+                content = json.loads(self._disk.read(entry.path))
+                if self._lives(int(content["number"]), place):
+                    found.append(content)
+        return found
+
+    def _files(self) -> list[tuple[Entry, int]]:
+        """The files of the other servers, with their places."""
+        named = [(entry, entry.name.removesuffix(SUFFIX)) for entry in self._disk.entries(self._directory)]
+        files = [(entry, place) for entry, place in named if entry.name.endswith(SUFFIX) and place.isdecimal()]
+        return [(entry, int(place)) for entry, place in files if entry.path != self.path]
 
     def _published(self, entry: Entry) -> tuple[int, Groups]:
         """The number of a server and its groups; (0, nothing) for a file that goes or is damaged."""
