@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
+import broker
 from broker.cluster.membership.allocation import averagely
 from broker.cluster.membership.holdings import Holdings
+from broker.format.record.innerbatch import inner_records
+from broker.format.sysflag import INNER_BATCH
 from broker.message import ReceivedMessage
 from broker.remoting.bodies import MessageQueue, decode_consumer_list
 from broker.remoting.command import RemotingCommand
 from broker.remoting.fastjson import dumps
 from tests.backends.clusters import Connected
 from tests.cluster.waiting import awaited
+from tests.golden.unpack import unpack
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 9])
@@ -43,13 +48,39 @@ def test_a_member_that_its_broker_names_several_times_has_all_of_its_queues(serv
         assert awaited(lambda: [one[1] for one in consumer.queues if one[0] == "carts"] == [0, 1, 2, 3])
 
 
+def test_the_messages_of_a_batch_in_one_record_come_one_by_one(served: Connected, tmp_path: Path) -> None:
+    """As RocketMQ stores a batch of a topic with queue.type=BatchCQ: its bytes came as one message."""
+    with broker.open(unpack("kinds/rocketmq-5.3.3-batchcq", tmp_path / "golden"), read_only=True) as golden:
+        batch = next(one for one in golden.records() if one.sys_flag & INNER_BATCH)
+        raw = golden.commitlog.raw(batch.commitlog_offset, batch.total_size)
+        expected = [one.body for one in inner_records(batch)]
+
+    def as_batch(command: RemotingCommand) -> RemotingCommand:
+        if command.body and "nextBeginOffset" in command.ext:
+            command.body, command.ext["nextBeginOffset"] = raw, str(len(expected))
+        return command
+
+    served.client.create_topic("carts", queues=1)
+    served.client.producer("plain").send(broker.Message("carts", b"lamp"))
+    served.proxy.answer = as_batch
+    with served.client.consumer("billing", "carts") as consumer:
+        messages = [consumer.receive(5.0) for _ in expected]
+        assert [message.body for message in messages if message] == expected
+        held = next(one for one in consumer._holdings.held if one.queue.topic == "carts")
+        for number, message in enumerate(messages):
+            assert held.window.position == number
+            assert message is not None
+            assert consumer.ack(message)
+        assert held.window.position == len(expected) > 1
+
+
 def test_what_comes_back_is_first_where_that_is_asked_for() -> None:
     """Whosever turn it is."""
     for first in (True, False):
         holdings = Holdings(ordered=False, retries_first=first)
         for topic in ("carts", "%RETRY%billing"):
             held = holdings.add(MessageQueue(topic, 0, "broker"), 0)
-            messages = [SimpleNamespace(message_id=f"{topic}-{at}", body=topic.encode()) for at in range(3)]
+            messages = [SimpleNamespace(message_id=topic, queue_offset=at, body=topic.encode()) for at in range(3)]
             holdings.put(held, [(at, cast("ReceivedMessage", one)) for at, one in enumerate(messages)], 3)
         taken = [message.body for _ in range(6) if (message := holdings.take()) is not None]
         assert len(taken) == 6
@@ -61,7 +92,7 @@ def test_large_messages_are_not_all_pulled() -> None:
     holdings = Holdings(ordered=False)
     held = holdings.add(MessageQueue("carts", 0, "broker"), 0)
     bodies = [bytes(6 << 20)] * 3
-    messages = [SimpleNamespace(message_id=str(at), body=body) for at, body in enumerate(bodies)]
+    messages = [SimpleNamespace(message_id="", queue_offset=at, body=body) for at, body in enumerate(bodies)]
     holdings.put(held, [(at, cast("ReceivedMessage", one)) for at, one in enumerate(messages[:2])], 2)
     assert not held.is_full
     holdings.put(held, [(2, cast("ReceivedMessage", messages[2]))], 3)

@@ -16,6 +16,8 @@ from broker.consuming.redelivery import as_sent
 from broker.consuming.tags import Selection
 from broker.errors import BrokerError, ClusterError, CorruptRecord
 from broker.format.commitlog import decode
+from broker.format.record.innerbatch import inner_records
+from broker.format.sysflag import INNER_BATCH
 from broker.format.topics import RETRY_PREFIX
 from broker.message import ReceivedMessage
 from broker.remoting.admin_headers import ConsumerGroupRequestHeader
@@ -203,12 +205,16 @@ def _first(
 
 
 def decode_messages(body: bytes, address: str) -> Iterator[tuple[int, ReceivedMessage]]:
-    """The records in a body, as messages with their queue offsets. Raises ClusterError for one that is damaged."""
+    """The messages in the records of a body, with their queue offsets. Raises ClusterError for one that is damaged.
+
+    A record of a topic with queue.type=BatchCQ may hold several. RocketMQ: PullAPIWrapper.processPullResult (5.3.3).
+    """
     at = 0
     try:
         while at < len(body):
             record = decode(body, at)
-            yield record.queue_offset, ReceivedMessage.of(record)
+            for one in inner_records(record) if record.sys_flag & INNER_BATCH else (record,):
+                yield one.queue_offset, ReceivedMessage.of(one)
             at += record.total_size
     except CorruptRecord as error:
         raise ClusterError(f"{address} sent a damaged message: {error}. Run checkback verify on its store") from None

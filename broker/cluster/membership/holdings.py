@@ -64,7 +64,7 @@ class Holdings:
         self._ordered, self._retries_first = ordered, retries_first
         self._changed = threading.Condition()
         self._held: dict[MessageQueue, HeldQueue] = {}
-        self._hands: dict[str, _Hand] = {}  # by offset message id
+        self._hands: dict[tuple[str, int], _Hand] = {}
         self._next = 0
 
     @property
@@ -148,7 +148,7 @@ class Holdings:
         held.ready_bytes -= len(message.body)
         held.in_hand += 1
         held.handed_out_ms = _now_ms()
-        self._hands[message.message_id] = _Hand(held, queue_offset, message, now_s)
+        self._hands[_name(message)] = _Hand(held, queue_offset, message, now_s)
         return message
 
     def _may_hand_out(self, held: HeldQueue, now_s: float) -> bool:
@@ -159,13 +159,13 @@ class Holdings:
     def queue_of(self, message: ReceivedMessage) -> MessageQueue | None:
         """The queue that a message in hand is of; None for one that is not in our hands."""
         with self._changed:
-            hand = self._hands.get(message.message_id)
+            hand = self._hands.get(_name(message))
             return None if hand is None else hand.held.queue
 
     def acknowledge(self, message: ReceivedMessage) -> bool:
         """Take a message out of our hands for good; False when it is not ours any more."""
         with self._changed:
-            hand = self._hands.pop(message.message_id, None)
+            hand = self._hands.pop(_name(message), None)
             if hand is None:
                 return False
             hand.held.in_hand -= 1
@@ -177,7 +177,7 @@ class Holdings:
     def again(self, message: ReceivedMessage, pause_s: float) -> bool:
         """Hand the same message out once more after a pause, before all that follow it in its queue."""
         with self._changed:
-            hand = self._hands.pop(message.message_id, None)
+            hand = self._hands.pop(_name(message), None)
             if hand is None:
                 return False
             hand.held.in_hand -= 1
@@ -186,6 +186,11 @@ class Holdings:
             hand.held.ready_bytes += len(hand.message.body)
             hand.held.not_before_s = time.monotonic() + pause_s
             return True
+
+
+def _name(message: ReceivedMessage) -> tuple[str, int]:
+    """What a message in hand is known by: those of one record, a batch, have one offset message id."""
+    return message.message_id, message.queue_offset
 
 
 def _now_ms() -> int:
