@@ -357,6 +357,16 @@ def test_the_form_may_name_one_parked_transaction(dag: Callable[..., DAG], tmp_p
     assert bodies(path) == [b"order 1"]
 
 
+@pytest.mark.parametrize("typed", [-1, 2**63, 10**30, 1e30, 289.5, "289", True])
+def test_the_form_takes_no_number_that_no_offset_is(dag: Callable[..., DAG], typed: Any) -> None:
+    """One of 65 bits ended Airflow's DAG processor: MessagePack, by which it sends the run's alert, cannot hold it."""
+    params = dag("resolve_parked", path="/srv/shop").params
+    for right in None, 0, 289, 2**63 - 1:
+        params["commitlog_offset"] = right
+    with pytest.raises(ValueError, match="commitlog_offset"):
+        params["commitlog_offset"] = typed
+
+
 def test_now_is_the_runs_own_time() -> None:
     """Not the clock's: a retry asks the same."""
     from recovery.airflow.operators.store import now_ms
