@@ -94,6 +94,8 @@ def test_a_file_that_cannot_be_read_is_said(text: str, why: str) -> None:
         ("a", {"path": "/x", "ledger": "shop"}, "ledger is not a SQLAlchemy URL"),
         ("a", {"path": "/x", "ledger_connection": "db", "resolver": "m:f"}, "ledger_connection and resolver exclude"),
         ("a", {"path": "/x", "max_bytes": "9" * 400}, "max_bytes cannot be '999"),
+        ("a", {"path": "/x", "free_bytes": 1 << 64}, "free_bytes has a number that is too large"),
+        ("a", {"path": "/x", "policy": {"*": {"most_checks": 10**30}}}, "policy has a number that is too large"),
         ("a", {"path": "/srv/\ud800"}, "path has a character in it that cannot be seen"),
         ("a", {"path": "/srv/\0"}, "path has a character in it that cannot be seen"),
         ("a", {"path": "/x", "queue": "q" * 251}, "queue has 251 characters: a name of it has at most 120"),

@@ -41,6 +41,8 @@ def check_sense(name: str, given: Mapping[str, Any]) -> None:
     for key, value in given.items():
         if value == "":
             raise BrokerError(f"{key} is empty: leave it out, or give a value")
+        if _is_beyond(value):
+            raise BrokerError(f"{key} has a number that is too large: its whole numbers have at most 63 bits")
         if isinstance(value, str):
             _check_text(key, value)
         elif key == "approvers" and not all(name.strip() == name != "" for name in value):
@@ -61,6 +63,15 @@ def check_sense(name: str, given: Mapping[str, Any]) -> None:
 def is_url(value: object) -> bool:
     """Whether a value is, or has in it, a URL, which may hold a password."""
     return "://" in str(value)
+
+
+def _is_beyond(value: object) -> bool:
+    """Whether a whole number is in it that Airflow's MessagePack cannot hold: no DAG of any store would be parsed."""
+    if isinstance(value, Mapping):
+        return any(_is_beyond(one) for one in value.values())
+    if isinstance(value, list):
+        return any(_is_beyond(one) for one in value)
+    return isinstance(value, int) and abs(value) >= 1 << 63
 
 
 def _check_text(key: str, value: str) -> None:
