@@ -23,6 +23,9 @@ _IN_A_TASKS_ID = ("queue", "executor")  # both, in 250 characters: of the DAG ch
 _PLACE_MOST = 120
 _ONE_OF = ("ledger", "ledger_connection", "resolver", "resolver_connection")
 _CONNECTIONS = {"ledger_connection": "ledger", "http_connection": "http"}
+_STAND_INS = {"ledger_connection": "sqlite:///connection", "http_connection": "http://connection"}
+_LEDGERS = ("sqlite", "postgresql", "mysql", "mariadb")
+_WITH_LOOP = ("aiosqlite", "asyncpg", "psycopg_async", "aiomysql", "asyncmy")  # drivers
 _NAMES_OF_CONNECTIONS = ("connection", "ledger_connection", "resolver_connection", "http_connection", "alerts")
 NEVER = "never"  # a schedule: manually only
 
@@ -55,6 +58,8 @@ def check_sense(name: str, given: Mapping[str, Any]) -> None:
             _check_duration(key, value)
         elif key in ("ledger", "catalog") and not _URL.fullmatch(value):
             raise BrokerError(f"{key} is not a SQLAlchemy URL, as postgresql+psycopg://user@host/database")
+        elif key == "ledger":
+            _check_ledger(key, value)
     if len(both := [one for one in _ONE_OF if one in given]) > 1:
         raise BrokerError(f"{' and '.join(both)} exclude each other: give one of them, or `resolvers` by group")
     _check_answers(given.get("policy"), given.get("resolvers"))
@@ -142,8 +147,24 @@ def _check_answers(policy: Mapping[str, Any] | None, resolvers: Mapping[str, Any
                     _check_text(name, spec[name])
                 spec = {_CONNECTIONS.get(name, name): _read_later(name, value) for name, value in spec.items()}
             check_spec(spec, f"resolvers.{group}")
+            if "ledger" in spec:
+                for url in [spec["ledger"]] if isinstance(spec["ledger"], str) else spec["ledger"]:
+                    _check_ledger(f"resolvers.{group}: ledger", url)
+
+
+def _check_ledger(key: str, url: str) -> None:
+    """By its text alone: SQLAlchemy is not everywhere where the file is checked, nor is that of an older Airflow.
+
+    What only a round of check-back would refuse is seen when a transaction is in doubt, and not before.
+    """
+    kind, _, driver = url.partition(":")[0].partition("+")
+    right = "write sqlite:///, postgresql+psycopg://, mysql+pymysql:// or mariadb+pymysql://"
+    if kind not in _LEDGERS:
+        raise BrokerError(f"{key} cannot be in a database of the kind {kind!r:.40}: {right}")
+    if driver in _WITH_LOOP:
+        raise BrokerError(f"{key} names the driver {driver}, which needs an event loop, and there is none: {right}")
 
 
 def _read_later(name: str, value: Any) -> Any:
     """What stands for a URL that a connection has, which is read in a task."""
-    return "http://connection" if name == "http_connection" and isinstance(value, str) else value
+    return _STAND_INS[name] if name in _STAND_INS and isinstance(value, str) else value
