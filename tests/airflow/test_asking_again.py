@@ -94,6 +94,14 @@ def test_a_question_that_waits_is_alerted_again() -> None:
     assert last.callback.kwargs["what"].startswith(said)
 
 
+@pytest.mark.skipif(not HAS_SEVERAL_DEADLINES, reason="one deadline of a DAG before Airflow 3.3")
+def test_a_run_that_takes_too_long_has_a_next_step() -> None:
+    """Of a check-back on a busy machine the alert was its name and a time."""
+    (late,) = StoreDags("shop", path="/x", only=["check_back"])["check_back"].deadline  # type: ignore[misc]
+    said = "check_back is not done after 0:05:00: look at the runs of shop.check_back in Airflow: a task waits for a wo"
+    assert late.callback.kwargs["what"].startswith(said)
+
+
 @pytest.mark.usefixtures("quiet")
 def test_a_run_that_waited_behind_a_question_does_not_ask_it_again(
     dag: Callable[..., DAG], tmp_path: Path, api: TestClient

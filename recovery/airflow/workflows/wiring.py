@@ -67,9 +67,11 @@ def shared_of(
         "tags": ["checkback", f"store:{name}"],
     }
     if within is not None:
-        hint = ": see whether it waits for an answer, on Airflow's page of required actions" if again else ""
+        step = "see whether it waits for an answer, on Airflow's page of required actions" if again else (
+            f"look at the runs of {name}.{work} in Airflow: a task waits for a worker, or its log says for what"
+        )  # fmt: skip
         calls = [
-            (time, {"store": name, "what": f"{work} is not done after {time}{hint}", "connection": alerts})
+            (time, {"store": name, "what": f"{work} is not done after {time}: {step}", "connection": alerts})
             for time in (within, *(one for one in again if one > within))
         ]
         found |= deadline(calls, "recovery.airflow.alerts.deadline_missed")
