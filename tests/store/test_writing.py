@@ -53,8 +53,8 @@ def test_our_own_reader_reads_it(tmp_path: Path) -> None:
 def test_more_queues_than_a_process_may_have_open_files(tmp_path: Path) -> None:
     """1,024 by default: each queue kept two for good, and each of its files, so that sends failed at 500 of them."""
     store = open_writer(str(tmp_path), Disk(), SMALL, sync="os")
-    with few_open_files(110):
-        fill_queues(store, 70)
+    with few_open_files(300):
+        fill_queues(store, 200)
         store.close()
     assert_right(tmp_path, 0, 0, 0)
 

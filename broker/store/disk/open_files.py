@@ -9,7 +9,7 @@ from broker.store.disk.os_errors import closed_store
 
 _MAPS_MIN, _MAPS_MAX = 32, 8192  # Linux gives a process 65,530 maps
 _FILES_OF_A_MAP = 2  # Python's mmap has a descriptor of its own
-_SHARE = 4  # of the files that this process may have open: the others are the application's, and the store's logs
+_SHARE = 2  # of the files that this process may have open: the others are the application's, and the store's logs
 
 
 def maps_of_queues_max() -> int:
