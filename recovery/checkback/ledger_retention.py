@@ -47,18 +47,20 @@ def expire_ledgers(
 ) -> tuple[int, list[str]]:
     """The same of several: how many rows went, and of each database that takes no part now, why its rows stay.
 
-    A store whose producers were never bound to a ledger has no rows in any: there a ledger that nobody used is right.
+    The store has rows in the databases that its producers were bound to, and knows these. Where each of them took part,
+    another one has none: it is that of a group that has not sent yet.
     """
     gone, staying = 0, list[str]()
-    if not KnownLedgers(store.path, store.writer.disk).all():
-        return gone, staying
-    for ledger in ledgers:
+    left = {one.binding.binding_id for one in KnownLedgers(store.path, store.writer.disk).all()}
+    for ledger in ledgers if left else ():
         try:
+            binding_id = ledger.binding_id()
             gone += expire_ledger(store, ledger, now_ms, keep_ms)
+            left.discard(binding_id)
         except (SQLAlchemyError, WrongLedger) as error:
             why = ledger.trouble(error).why if isinstance(error, SQLAlchemyError) else str(error)
             staying.append(f"old rows of {ledger!r} stay: {reason_alone(why)}")
-    return gone, staying
+    return gone, staying if left else []
 
 
 def keeper(store: LiveStore, ledgers: Iterable[LedgerResolver], keep_ms: int = KEEP_MS) -> Callable[[int], None]:

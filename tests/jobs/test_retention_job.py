@@ -65,6 +65,18 @@ def test_a_retention_is_green_while_no_producer_has_used_the_ledger_yet(tmp_path
     assert "is not bound to this store" in why
 
 
+def test_a_retention_is_green_while_one_of_two_groups_has_not_sent_yet(tmp_path: Path) -> None:
+    """Its ledger has no rows of the store, as long as the store knows none but the other one."""
+    path, urls = shop(tmp_path / "shop", orders=0), [f"sqlite:///{tmp_path / name}.db" for name in ("shop", "mail")]
+    bind(path, urls[0])
+    both = {"shop": {"ledger": urls[0]}, "mail": {"ledger": urls[1]}}
+    assert tasks.retain(str(path), now_ms=1, keep="1s", resolvers=both)["ledger_rows_stay"] == []
+    bind(path, urls[1])
+    (tmp_path / "mail.db").rename(tmp_path / "away.db")
+    (why,) = tasks.retain(str(path), now_ms=1, keep="1s", resolvers=both)["ledger_rows_stay"]
+    assert "mail.db stay: there is no database" in why
+
+
 def test_retention_waits_for_a_group_and_says_how_far_it_is(tmp_path: Path) -> None:
     """The report of the job has bytes, segments, what pins, and the unread of each group; the last one is kept."""
     path, later = shop(tmp_path / "shop", orders=0), now_ms() + LATE_MS
