@@ -48,8 +48,7 @@ def verify(
 
             held.enter_context(alone(store, "verify"))
         report = _verified(store, spark)
-        if keep:
-            _keep_report(store, report, spark)
+        is_kept = not keep or _is_kept(store, report, spark)
     if as_json:
         answer = report.as_json()
         if limit is not None and len(answer["findings"]) > limit:
@@ -58,6 +57,8 @@ def verify(
         print_json(answer)
     else:
         show(screen.verification(report, limit))
+    if not is_kept:  # last: a verification may have taken an hour
+        raise BrokerError(f"{store}: the report is not kept. Run this as the user of the store, or without --keep")
     raise Exit(WELL if report.ok else FINDINGS)
 
 
@@ -73,14 +74,16 @@ def _verified(store: str, spark: str | None) -> Report:
         return verify_with(spark, store, progress)
 
 
-def _keep_report(store: str, report: Report, spark: str | None) -> None:
-    """As a verification of Airflow's, for the page; the last one alone, since nothing here removes old ones."""
+def _is_kept(store: str, report: Report, spark: str | None) -> bool:
+    """Keep it as a verification of Airflow's, for the page; the last one alone, since nothing here removes old ones.
+
+    False where it cannot be, and the log has said why.
+    """
     from recovery.jobs.setup import LATEST, keep_report
 
     engine = "local" if spark is None else f"spark ({spark})"
     facts = {"now_ms": time.time_ns() // 1_000_000, **report.as_json(), "engine": engine}
-    if keep_report(store, LATEST, facts) is None:  # which has said why
-        raise BrokerError(f"{store}: the report is not kept. Run this as the user of the store, or without --keep")
+    return keep_report(store, LATEST, facts) is not None
 
 
 def pending(

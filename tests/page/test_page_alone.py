@@ -217,6 +217,7 @@ def test_a_verification_of_the_command_line_may_be_kept(
     (path / "checkback/reports/.verify-latest.json.new").mkdir()
     ran = command(capsys, "verify", path, "--keep")
     assert (ran.code, "the report is not kept" in ran.err) == (2, True)
+    assert "2 records" in ran.out, "what an hour's verification found is shown all the same"
 
 
 def test_a_store_that_cannot_be_read_says_why(tmp_path: Path) -> None:
