@@ -44,9 +44,7 @@ def find(
     messages = look_up(store, _query(identifier, unique_key, key, topic, since, until), limit)
     found = 0
     if as_json:
-        values = [{**found_json(message), **message_json(message)} for message in messages]
-        print_json_list(iter(values))
-        found = len(values)
+        found = print_json_list({**found_json(message), **message_json(message)} for message in messages)
     else:
         for message in messages:
             what = f"{found_json(message)['what']} at {message.commitlog_offset}"

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import broker
-from broker.format.commitlog import RecordHead
+from broker.format.commitlog import Record, RecordHead
 from broker.format.index import IndexHeader
 from broker.format.sysflag import INNER_BATCH
+from broker.message import ReceivedMessage
 from recovery.views.messages.export import export, exported
 from recovery.views.messages.find import Query, find
+from tests.cli.command import command
 from tests.scan.small_broker import V5
 from tests.scan.small_stores import TOPIC, build
 
@@ -57,3 +63,38 @@ def test_what_the_index_does_not_reach_is_found(tmp_path: Path) -> None:
     end = IndexHeader.OFFSET["end_commitlog_offset"] + 7
     index.write_bytes(behind[:end] + bytes([behind[end] ^ 1]) + behind[end + 1 :])
     assert [one.body for one in find(str(path), Query(key="4711"))] == [b"old", b"new"], "a flipped bit in its header"
+
+
+def test_a_million_messages_of_one_key_are_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With their bodies they took as much memory as the log; what is printed first needs only the first."""
+    with broker.open(tmp_path / "store", sync="os") as store:
+        for number in range(6):
+            store.append(broker.Message(TOPIC, b"%d" % number, keys=["hot"]))
+    read: list[int] = []
+
+    def counted(self: broker.Store, commitlog_offset: int) -> Record | None:
+        read.append(commitlog_offset)
+        return self.commitlog.read(commitlog_offset)
+
+    monkeypatch.setattr(broker.Store, "record", counted)
+    assert [one.body for one in find(f"{tmp_path}/store", Query(key="hot"), limit=2)] == [b"0", b"1"]
+    assert len(set(read)) <= 4, "two, the next, and the last that the index reaches"
+
+
+def test_json_is_printed_message_by_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A list of them was made first: of a million small messages it took 2 GB."""
+    build(V5, tmp_path / "store")
+    printed: list[str] = []
+
+    def watched(path: str, query: Query, limit: int | None) -> Iterator[ReceivedMessage]:
+        for message in find(path, query, limit):
+            printed.append(capsys.readouterr().out)
+            yield message
+
+    monkeypatch.setattr("recovery.views.messages.find.find", watched)
+    ran = command(capsys, "find", tmp_path / "store", "--topic", TOPIC, "--json")
+    assert ran.code == 0
+    assert all(printed[1:]), "each before the next was read"
+    assert len(json.loads("".join([*printed, ran.out]))) == len(printed)

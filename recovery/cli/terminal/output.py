@@ -89,14 +89,15 @@ def print_json(value: Any) -> None:
     print()
 
 
-def print_json_list(values: Iterable[Any]) -> None:
-    """A list, item by item: it may be longer than memory."""
-    separator = "["
+def print_json_list(values: Iterable[Any]) -> int:
+    """A list, item by item: it may be longer than memory. Returns how many there were."""
+    count = 0
     for value in values:
-        print(separator, end="\n")
+        print("," if count else "[", end="\n")
         json.dump(value, sys.stdout)
-        separator = ","
-    print("[]" if separator == "[" else "\n]")
+        count += 1
+    print("\n]" if count else "[]")
+    return count
 
 
 def warn(sentence: str) -> None:

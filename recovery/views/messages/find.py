@@ -8,6 +8,7 @@ which the query begins. RocketMQ: MQAdminImpl.queryMessage, viewMessage (5.3.3).
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -84,22 +85,19 @@ def _records(store: broker.Store, query: Query) -> Iterator[Record]:
         yield from (record for record in candidates if record.sys_flag & INNER_BATCH or query.holds(record))
 
 
-def _indexed(store: broker.Store, query: Query) -> list[Record]:
-    """The records that the index names, or does not reach, in log order.
+def _indexed(store: broker.Store, query: Query) -> Iterator[Record]:
+    """The records that the index names, or does not reach, in log order; a million may have one key.
 
     Half messages are indexed by the topic that they are for, or by their own.
     """
     topics = [query.topic] if query.topic else store.topics()
+    key, since_ms, until_ms = query.unique_key or query.key, query.since_ms, query.until_ms
     offsets: set[int] = set()
     for topic in dict.fromkeys((*topics, HALF_TOPIC, PARK_TOPIC)):
-        if query.unique_key:
-            offsets.update(one.commitlog_offset for one in store.by_unique_key(topic, query.unique_key))
-        else:
-            named = store.by_key(topic, query.key, query.since_ms, query.until_ms)
-            offsets.update(one.commitlog_offset for one in named)
-    found = {offset: record for offset in offsets if (record := store.record(offset)) is not None}
-    found |= {record.commitlog_offset: record for record in unindexed(store) if query.holds(record)}
-    return [found[offset] for offset in sorted(found)]
+        offsets.update(store.index.find(topic, key, since_ms, until_ms))
+    named = (record for offset in sorted(offsets) if (record := store.record(offset)) is not None)
+    behind = (record for record in unindexed(store) if record.commitlog_offset not in offsets)
+    return heapq.merge(named, behind, key=lambda record: record.commitlog_offset)
 
 
 def _messages(record: Record, query: Query) -> Iterator[ReceivedMessage]:
