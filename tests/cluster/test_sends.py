@@ -206,8 +206,9 @@ def test_what_a_cluster_cannot_do_is_a_sentence(
         _ = cluster.retain
     assert not hasattr(cluster, "retain")
     producer = cluster.producer("shop", topics=["orders"], ledger=ledger)
-    with Session(engine) as session, pytest.raises(broker.NotInCluster, match="drops the delay"):
-        producer.send(broker.Message("orders", b"1"), session, delay_level=3)
+    for delayed in ({"delay_level": 3}, {"delay": 1.0}, {"deliver_at": 1}):  # a broker loses each of them
+        with Session(engine) as session, pytest.raises(broker.NotInCluster, match="drops the delay"):
+            producer.send(broker.Message("orders", b"1"), session, **delayed)
     with pytest.raises(broker.TransactionError, match="is transactional"):
         cluster.producer("shop")
     with pytest.raises(broker.BrokerError, match="not HOST:PORT"):

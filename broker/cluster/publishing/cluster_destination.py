@@ -135,8 +135,8 @@ class ClusterDestination(Destination):
 
         Raises SyncFailed for that, ClusterError, NotInCluster.
         """
-        if names.DELAY in extra_properties:
-            text = "a broker drops the delay of a transactional message, or the message: send it without delay_level"
+        if names.DELAY in extra_properties or names.TIMER_DELIVER_MS in extra_properties:
+            text = "a broker drops the delay of a transactional message, or the message: send it without a delay"
             raise NotInCluster(f"{text}, or use a store on this machine")
         unique_key = new_unique_key(_now_ms())
         extra = {**extra_properties, names.UNIQ_KEY: unique_key}
