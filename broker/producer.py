@@ -141,7 +141,8 @@ class Producer:
         NotPermitted for a store or a topic that is not to be written, and at `in_doubt_max`; TransactionError when the
         producer or the transaction cannot take the message; StoreFull without room; SyncFailed when the fsync failed:
         then the message may be stored; StoreError for a store that was closed, lost files or failed an fsync before;
-        of a cluster ClusterError when a broker refuses or does not answer, NotInCluster for a delayed half message.
+        of a cluster ClusterError when a broker refuses or does not answer, NotInCluster for a delayed half message,
+        and for `deliver_at` and `delay` at a broker before 5.0.
         """
         running = transaction if transaction is not None or self.ledger is None else self.ledger.running_transaction()
         options = SendOptions(sharding_key, delay_level, deliver_at, delay)

@@ -11,6 +11,8 @@ VERSION = 479
 """V5_3_3, the ordinal that answers carry: clients read from it what a broker can do."""
 VERSION_STANDARD_JSON = 401
 """V4_9_4: clients from here on read routes whose integer keys are quoted; older ones read them unquoted."""
+VERSION_TIMER = 413
+"""V5_0_0: brokers from here on deliver at a stated time; older ones deliver such a message at once."""
 VERSION_MAX_RECONSUME = 121
 """V3_4_9: clients from here on say themselves how often a message is retried."""
 

@@ -16,6 +16,7 @@ from broker.format.commitlog import Record
 from broker.format.sysflag import COMPRESSED, COMPRESSION_MASK, INNER_BATCH, TransactionType
 from broker.format.topics import HALF_TOPIC, SCHEDULE_TOPIC, deliver_time_ms
 from broker.message import ReceivedMessage
+from broker.remoting.codes import VERSION_TIMER
 from broker.transaction.service import Half
 
 ORIGIN = "CHECKBACK_ORIGIN"
@@ -34,7 +35,6 @@ PROPERTIES_MAX = names.SIZE_MAX - 512
 """Bytes of a message's properties on its way: a broker adds some of its own."""
 _BODY_FLAGS = COMPRESSED | COMPRESSION_MASK
 TIMER_MAX_MS = 3 * 24 * 3_600_000  # RocketMQ: timerMaxDelaySec
-VERSION_TIMER = 413
 """V5_0_0, the ordinal from which on a broker takes a time of delivery. RocketMQ: MQVersion (5.3.3)."""
 
 

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 import broker
-from broker.remoting.codes import RequestCode, ResponseCode
+from broker.remoting.codes import VERSION_TIMER, RequestCode, ResponseCode
 from broker.remoting.command import RemotingCommand
 from tests.backends.clusters import CALL_S, Connected
 from tests.cluster.conftest import Buy
@@ -217,6 +217,24 @@ def test_what_a_cluster_cannot_do_is_a_sentence(
         broker.connect("127.0.0.1:9876")
     with pytest.raises(broker.ClusterError, match="takes no connection"):
         broker.connect("rocketmq://127.0.0.1:1")
+
+
+def test_a_broker_that_keeps_no_times_gets_no_message_for_later(served: Connected) -> None:
+    """One before 5.0 does not know what TIMER_DELIVER_MS says: it delivered at once, and answered SEND_OK."""
+
+    def older(answer: RemotingCommand) -> RemotingCommand:
+        answer.version = VERSION_TIMER - 1
+        return answer
+
+    producer = served.client.producer("plain")
+    producer.send(broker.Message("carts", b"due"), deliver_at=1)
+    served.proxy.answer = older
+    with served.another() as newer:
+        for made in (producer, newer.producer("plain")):  # the first knew the broker when it was newer
+            made.send(broker.Message("carts", b"now"), delay_level=1)
+            with pytest.raises(broker.NotInCluster, match=r"older than RocketMQ 5\.0.* use delay_level, not"):
+                made.send(broker.Message("carts", b"lamp"), delay=60)
+    assert served.delivered("carts") == [b"due"]
 
 
 def test_several_name_servers_and_a_topic_that_is_nowhere(backend: Connected) -> None:

@@ -28,6 +28,7 @@ class Channels:
         self._settings, self._on_request, self._on_change = settings, on_request, on_change
         self._opaque = itertools.count()
         self._open: dict[str, ClientConnection] = {}
+        self._versions: dict[str, int] = {}  # by address, what its last answer stated
         self._opening: dict[str, asyncio.Lock] = {}
 
     async def request(
@@ -48,7 +49,13 @@ class Channels:
         started = asyncio.get_running_loop().time()
         connection = await self._connection(address, limit_s if connect_s is None else min(connect_s, limit_s))
         left_s = limit_s - (asyncio.get_running_loop().time() - started)
-        return await connection.request(self._command(code, header, body), max(0.05, left_s))
+        answer = await connection.request(self._command(code, header, body), max(0.05, left_s))
+        self._versions[address] = answer.version
+        return answer
+
+    def version(self, address: str) -> int | None:
+        """The ordinal of the version that a broker has; None before its first answer. RocketMQ: MQVersion (5.3.3)."""
+        return self._versions.get(address)
 
     def oneway_on(
         self, connection: ClientConnection, code: RequestCode, header: Header | None = None, body: bytes = b""

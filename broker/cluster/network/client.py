@@ -137,6 +137,12 @@ class ClusterClient:
         """A heartbeat to every broker that routes name. What does not answer is tried again later; why it did not."""
         return await self._beat_to(set(self.routes.masters))
 
+    async def version(self, address: str) -> int | None:
+        """The ordinal of a broker's version; None where it does not answer, or no group is registered."""
+        if self.channels.version(address) is None:
+            await self._beat_to({address})
+        return self.channels.version(address)
+
     async def _beat_to(self, addresses: set[str]) -> list[BrokerError]:
         if not self._is_registered or not addresses:
             return []

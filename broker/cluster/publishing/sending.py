@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from broker.cluster.network.channels import checked
 from broker.cluster.network.client import ClusterClient
 from broker.cluster.publishing.queue_choice import FAILED_MS, FaultTable, choose
-from broker.errors import BrokerError, ClusterError, MessageRejected, NotPermitted
+from broker.errors import BrokerError, ClusterError, MessageRejected, NotInCluster, NotPermitted
 from broker.format import properties as names
 from broker.format.commitlog import MESSAGE_SIZE_MAX
 from broker.format.config import PERM_WRITE
@@ -26,12 +26,13 @@ from broker.format.topics import AUTO_CREATE_TOPIC
 from broker.message import Message
 from broker.producing.destination import STORED, place_of
 from broker.remoting.bodies import MessageQueue
-from broker.remoting.codes import RequestCode, ResponseCode
+from broker.remoting.codes import VERSION_TIMER, RequestCode, ResponseCode
 from broker.remoting.command import HEADER_BYTES_MAX, RemotingCommand
 from broker.remoting.frames import FRAME_BYTES_MAX
 from broker.remoting.message_headers import SendMessageRequestHeader, SendMessageResponseHeader
 from broker.remoting.routes import TopicRoute
 
+_TIMED = f"\x02{names.TIMER_DELIVER_MS}\x01"
 _LEAST_S = 0.1  # with less, another try would only hide why the one before failed
 _CONNECT_S = 1.0  # a machine that is off leaves time for another broker
 DEFAULT_QUEUES = 4  # RocketMQ: defaultTopicQueueNums of a producer
@@ -121,6 +122,8 @@ class Sender:
             started_s = loop.time()
             try:
                 address = self._client.routes.master(queue.broker_name)
+                if _TIMED in f"\x02{properties}":
+                    await self._check_keeps_times(queue.broker_name, address)
                 connect_s = _CONNECT_S if has_others else None
                 answer = await self._client.channels.request(
                     address, code, header, body, timeout_s=left_s, connect_s=connect_s
@@ -136,6 +139,15 @@ class Sender:
             self._faults.note(queue.broker_name, (loop.time() - started_s) * 1000, loop.time() * 1000)
             return placed
         raise failure or ClusterError(f"{topic}: no broker took the message within {settings.send_timeout_s:g} s")
+
+    async def _check_keeps_times(self, broker_name: str, address: str) -> None:
+        """Raises NotInCluster for a broker that would deliver a message at once that has its time to come."""
+        version = await self._client.version(address)
+        if version is None:
+            raise ClusterError(f"{address} does not say its version, and so not whether it can deliver later")
+        if version < VERSION_TIMER:
+            text = f"the broker {broker_name} is older than RocketMQ 5.0, and would deliver the message at once"
+            raise NotInCluster(f"{text}: use delay_level, not deliver_at or delay")
 
     async def _looked_up_again(self, topic: str, queues: tuple[MessageQueue, ...]) -> tuple[MessageQueue, ...]:
         """The queues to send to, when none of their brokers could be reached: one may be at another address now, as
