@@ -44,6 +44,7 @@ def test_cells_of_clients_that_left_are_given_to_others(positions: Positions) ->
     assert {("last", f"last-{number}", -1) for number in range(9)} < names(positions)
     with pytest.raises(StoreError, match="all 16 queues of groups are taken"):
         clients(positions, "more", 9)
+    assert len(positions.cells) == CELLS, "the file ends there"
     living.leave()
     clients(positions, "more", 9)
 

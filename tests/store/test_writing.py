@@ -14,12 +14,14 @@ import pytest
 
 import broker
 from broker.errors import StoreError
+from broker.format.consumequeue import UNIT_SIZE, Unit
 from broker.format.index import key_hash
 from broker.format.java import string_hash
 from broker.format.sysflag import TransactionType
 from broker.store.disk.files import Disk
 from broker.store.shared.control import Word
 from broker.store.write import fast_append
+from broker.store.write.mapped import UnitQueue
 from broker.store.write.pending_record import draft, end_draft, index_code, index_codes, index_codes_of_both
 from broker.store.writer import open_writer
 from recovery.transactions.in_doubt import Pending
@@ -198,6 +200,19 @@ def test_what_killed_processes_left_of_small_files_goes(tmp_path: Path) -> None:
     open_writer(str(tmp_path), Disk()).close()
     assert [path for path in left if path.exists()] == []
     assert all(path.exists() for path in others)
+
+
+def test_a_queue_file_appears_with_the_unit_of_the_record_that_it_begins_with(tmp_path: Path) -> None:
+    """It was begun for another one, whose append failed behind that: as where the log found no room."""
+    queue = UnitQueue(Disk(), str(tmp_path / "orders"), 20 * UNIT_SIZE, str(tmp_path / "begun"))
+    queue.make_ready(0, 700, 90, 1)
+    queue.make_ready(0, 700, 120, 2)
+    (begun,) = tmp_path.glob("begun-*")
+    assert begun.read_bytes()[:UNIT_SIZE] == Unit(700, 120, 2).pack()
+    queue.put(0, 700, 120, 2)
+    assert not begun.exists()
+    assert queue.read(0, UNIT_SIZE) == Unit(700, 120, 2).pack()
+    queue.close()
 
 
 def test_processes_killed_at_random_lose_and_double_nothing(tmp_path: Path) -> None:
