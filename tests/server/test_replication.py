@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
 from pathlib import Path
@@ -13,8 +14,16 @@ import pytest
 import broker
 from broker.errors import BrokerError, ProtocolError
 from broker.remoting.codes import ResponseCode
-from broker.remoting.replication import OffsetReport, Transfer, TransferHeader, TransferSplitter, transfer_from
+from broker.remoting.replication import (
+    BEHIND_BYTES_MAX,
+    OffsetReport,
+    Transfer,
+    TransferHeader,
+    TransferSplitter,
+    transfer_from,
+)
 from broker.server.replication.acknowledgements import Acknowledgements
+from broker.server.replication.master import ReplicationMaster
 from tests.server.conftest import Connect, Serve
 
 GOLDEN = bytes.fromhex("00000000 00000100 00000003 616263 00000000 00000103 00000000".replace(" ", ""))
@@ -140,6 +149,32 @@ def test_one_report_answers_all_that_it_covers() -> None:
     acknowledgements.left(1)
     acknowledgements.wait(10, 104.0, lambda code: answers.append((0, code)))
     assert answers[3:] == [(0, ResponseCode.SLAVE_NOT_AVAILABLE)]
+
+
+def test_a_slave_is_waited_for_that_is_less_than_256_mib_behind() -> None:
+    acknowledgements, answers = Acknowledgements(), list[ResponseCode]()
+    acknowledgements.reported(1, 0)
+    acknowledgements.wait(BEHIND_BYTES_MAX - 1, 0.0, answers.append)
+    assert (answers, len(acknowledgements)) == ([], 1)
+    acknowledgements.wait(BEHIND_BYTES_MAX, 0.0, answers.append)
+    assert answers == [ResponseCode.SLAVE_NOT_AVAILABLE]
+
+
+def test_a_slave_acknowledges_nothing_that_it_was_not_sent(store: broker.LiveStore) -> None:
+    """Its report says more: each send was answered as if it had the record."""
+    master = ReplicationMaster(store)
+
+    async def take(reported: int) -> None:
+        reader = asyncio.StreamReader()
+        reader.feed_data(OffsetReport(reported).pack())
+        reader.feed_eof()
+        with pytest.raises(asyncio.IncompleteReadError):
+            await master._take_reports(7, reader)
+
+    master._sent[7] = 100
+    for reported, counts in ((90, 90), (1 << 40, 100)):
+        asyncio.run(take(reported))
+        assert master.acknowledgements.slaves == {7: counts}
 
 
 def test_replication_is_safe_by_default(serve: Serve) -> None:
