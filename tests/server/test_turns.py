@@ -13,7 +13,7 @@ from broker.remoting.codes import RequestCode as Code
 from broker.remoting.codes import ResponseCode as Answer
 from broker.server.requests import presence, queues, sends
 from broker.server.threads import store_thread, turns
-from broker.server.threads.store_thread import StoreThread
+from broker.server.threads.store_thread import Stored, StoreThread
 from broker.server.threads.turns import TurnThreads
 from tests.server.conftest import Connect, Serve
 from tests.server.processes import await_true
@@ -75,6 +75,41 @@ def test_each_has_its_turn_in_its_order(monkeypatch: pytest.MonkeyPatch, turn_s:
     in_turns = ["a0", "b0", "a1", "a2", "b1", "a3"] if turn_s else ["a0", "b0", "a1", "b1", "a2", "a3"]
     assert [str(result) for result in results] == in_turns
     assert (len(threads._turns), threads._waiting) == (0, {})
+
+
+def test_what_a_turn_had_no_time_for_keeps_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of three pieces took too long."""
+    monkeypatch.setattr(turns, "_TURN_S", 0.0)
+    results, delivered = list[Any](), list[Any]()
+    threads = TurnThreads(1, "test-turns", delivered.extend)
+    threads._turns["a"] = 1
+    threads._run("a", [(lambda value=value: value, results.append) for value in ("a0", "a1", "a2")])
+    while threads._turns:
+        await_true(lambda: bool(delivered))
+        done, result = delivered.pop(0)
+        done(result)
+    threads.pool.shutdown()
+    assert results == ["a0", "a1", "a2"]
+
+
+def test_all_that_waits_for_the_disk_is_durable_before_it_is_answered() -> None:
+    """What the event loop stored is behind what the thread stored before it, and waits in front of that."""
+    settled, delivered, goes_on = list[int](), list[Any](), threading.Event()
+    done = list[Any]().append
+
+    def settle(end: int) -> None:
+        goes_on.wait(10)
+        settled.append(end)
+
+    thread = StoreThread(settle, delivered.extend, waits=True)
+    thread._appended.put([(done, Stored("first", 100))])
+    await_true(lambda: not thread._appended)
+    thread._appended.put([(done, Stored("of the loop", 300))])
+    thread._appended.put([(done, Stored("of the thread", 200))])
+    goes_on.set()
+    thread.close()
+    assert settled == [100, 300]
+    assert [value for _, value in delivered] == ["first", "of the loop", "of the thread"]
 
 
 @pytest.mark.parametrize("batch_s", [10.0, 0.0])
