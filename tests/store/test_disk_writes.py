@@ -16,6 +16,7 @@ import broker
 from broker.errors import StoreError, StoreFull, SyncFailed
 from broker.store.disk import platform_info as machine
 from broker.store.disk.files import Disk, Missing, NotSupported
+from broker.store.disk.os_errors import refused
 from broker.testing.crash_disk import CrashDisk
 from broker.testing.fixtures import SMALL
 from recovery.verify.verifier import verify
@@ -284,6 +285,12 @@ def test_no_permission(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(StoreError, match="may not be written by this user"):
         DISK.allocate(str(tmp_path / "segment"), 4096)
+
+
+def test_a_file_system_that_is_read_only_is_to_be_mounted_for_writing() -> None:
+    """As Linux mounts one when its disk fails: a verb that writes was told to open the store with read_only=True."""
+    refusal = refused(OSError(errno.EROFS, "Read-only file system"), "/srv/shop.store/lock")
+    assert "/srv/shop.store/lock cannot be written: its file system is mounted read-only. Mount it for" in str(refusal)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files for others")

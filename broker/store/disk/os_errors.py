@@ -83,8 +83,9 @@ def refused(error: OSError, path: str, needed_bytes: int = 0) -> StoreError:
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return Missing(f"{path}: there is no such file or directory", path=path)
     if error.errno == errno.EROFS:
-        text = f"{path} cannot be written: its file system is mounted read-only. Open the store with read_only=True"
-        return StoreError(text, path=path)
+        text = f"{path} cannot be written: its file system is mounted read-only. Mount it for writing (the system may"
+        step = "have changed that when the disk failed: its log says so), or open the store with read_only=True"
+        return StoreError(f"{text} {step}", path=path)
     if isinstance(error, PermissionError):
         return StoreError(f"{path} may not be written by this user ({reason}). {_owner(path, 'write')}", path=path)
     if error.errno in (errno.EMFILE, errno.ENFILE):
