@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 import broker
+from broker.errors import TransactionError
 from broker.server.requests.ends import ProducerChecks
+from broker.transaction.service import Half
 from tests.server.conftest import Connect, Serve
 
 
@@ -22,3 +24,30 @@ def test_a_check_that_its_producer_did_not_take_is_not_counted(
     assert [server._checks.round() for _ in range(4)] == [0, 0, 1, 0]
     assert len(store.transactions.parked()) == 1
     assert not taken
+
+
+def test_what_ended_is_not_remembered(
+    serve: Serve, connect: Connect, store: broker.LiveStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither how often it was checked nor that it could not be: a server runs for months."""
+    server = serve(check_max=9, check_interval_s=3600, transaction_timeout_s=0.001)
+    client = connect(server)
+    client.heartbeat(producer="shop")
+    checks, turn = server._checks, ProducerChecks._turn
+
+    def fails_at_first(self: ProducerChecks, half: Half) -> bool:
+        if half.commitlog_offset == offsets[0]:
+            raise TransactionError("its record has no room")
+        return turn(self, half)
+
+    monkeypatch.setattr(ProducerChecks, "_turn", fails_at_first)
+    for key in ("U-1", "U-2"):
+        client.publish("orders", b"created", sys_flag=4, TRAN_MSG="true", PGROUP="shop", UNIQ_KEY=key)
+    halves = list(store.transactions.in_doubt())
+    offsets = [half.commitlog_offset for half in halves]
+    assert checks.round() == 1
+    assert (checks._failed, list(server.context.checks)) == ({offsets[0]}, [offsets[1]])
+    for half in halves:
+        store.transactions.rollback(half)
+    assert checks.round() == 0
+    assert (checks._failed, server.context.checks) == (set(), {})
