@@ -35,7 +35,6 @@ PROPERTIES_MAX = names.SIZE_MAX - 512
 """Bytes of a message's properties on its way: a broker adds some of its own."""
 _BODY_FLAGS = COMPRESSED | COMPRESSION_MASK
 TIMER_MAX_MS = 3 * 24 * 3_600_000  # RocketMQ: timerMaxDelaySec
-"""V5_0_0, the ordinal from which on a broker takes a time of delivery. RocketMQ: MQVersion (5.3.3)."""
 
 
 @dataclass(frozen=True)
