@@ -18,7 +18,7 @@ from broker.errors import TransactionError
 from broker.ledger import Ledger
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection, Dialect, NestedTransaction, RootTransaction
+    from sqlalchemy import Connection, NestedTransaction, RootTransaction
     from sqlalchemy.orm import Session, SessionTransaction
 
 _T = TypeVar("_T")
@@ -45,7 +45,7 @@ class SessionEnlistment(Enlistment):
     def begin(self, connection: Connection) -> None:
         """Belong to the transaction that the connection is in; a send may have failed before there was one."""
         if self._root is None and (root := connection.get_transaction()) is not None:
-            self._root = weakref.ref(root)
+            self._root, self.was_undone = weakref.ref(root), self.was_undone or root in _undone
             if not connection.invalidated:
                 connection.info[JOINED] = self
 
@@ -77,10 +77,6 @@ class SessionEnlistment(Enlistment):
         if not self.was_ended_unseen and self.has_begun:
             self.was_ended_unseen = in_transaction(connection) is False
 
-    def note_error(self, dialect: Dialect, error: BaseException) -> None:
-        """Take note that a statement failed."""
-        self.was_undone = self.was_undone or is_rolled_back_by(dialect, error)
-
     def run(self, work: Callable[[], _T]) -> _T:
         """Run what waits for the disk; of an async session not on its event loop."""
         return in_a_thread(work) if self.is_async else work()
@@ -92,6 +88,20 @@ _at_commit: weakref.WeakKeyDictionary[Connection, weakref.ref[RootTransaction]] 
 _committing: weakref.WeakSet[SessionTransaction] = weakref.WeakSet()
 _savepoints: weakref.WeakKeyDictionary[NestedTransaction | SessionTransaction, int] = weakref.WeakKeyDictionary()
 _savepoint_numbers = itertools.count(1)
+_undone: weakref.WeakSet[RootTransaction] = weakref.WeakSet()  # by MySQL, with what was written before a first send
+
+
+def note_error(connection: Connection, error: BaseException) -> None:
+    """A statement failed, perhaps in a way for which MySQL rolled back what came before it in the transaction.
+
+    Of the driver is known how it stood before: a first statement takes nothing with it.
+    """
+    root = connection.get_transaction()
+    if root is None or not is_rolled_back_by(connection.dialect, error) or in_transaction(connection) is False:
+        return
+    _undone.add(root)
+    if (enlistment := of_connection.get(connection)) is not None:
+        enlistment.was_undone = True
 
 
 def note_commit(connection: Connection) -> None:

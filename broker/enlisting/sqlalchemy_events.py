@@ -31,6 +31,7 @@ from broker.enlisting.sqlalchemy_enlistments import (
     SessionEnlistment,
     check_still_open,
     note_commit,
+    note_error,
     note_session_commit,
     of_connection,
     of_session,
@@ -365,8 +366,7 @@ def _on_error(context: ExceptionContext) -> None:
     root = connection.get_transaction()
     if root is not None and root in _guarded:
         _ended_unseen.add(root)
-    if (enlistment := of_connection.get(connection)) is not None:
-        enlistment.note_error(connection.dialect, context.original_exception)
+    note_error(connection, context.original_exception)
 
 
 def _after_transaction_end(session: Session, transaction: OrmTransaction) -> None:

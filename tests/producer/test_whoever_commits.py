@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 from sqlalchemy import Engine, text
@@ -15,6 +17,7 @@ from sqlalchemy.orm import Session
 
 import broker
 from broker.enlisting.ledger_key import LEDGER_KEY
+from broker.enlisting.sqlalchemy_enlistments import SessionEnlistment, note_error
 from broker.errors import TransactionError
 from broker.local_transaction import SessionTransaction
 from broker.transaction.events import BY
@@ -167,6 +170,36 @@ def test_a_rollback_by_mariadb_leaves_no_order_without_its_message(
         with pytest.raises(TransactionError, match="rolled the whole transaction back for an error"):
             session.commit()
     assert desk.judge() == (set(), set())
+
+
+@pytest.mark.parametrize("fail", [deadlock, lose_the_snapshot])
+def test_a_rollback_by_mariadb_before_the_first_send_leaves_no_message_without_its_order(
+    desk: Desk, fail: Callable[[Engine, Session], None]
+) -> None:
+    """For an error that is caught: the order was gone by then, and the message was sent and delivered."""
+    if desk.url.get_backend_name() != "mariadb":
+        pytest.skip("MySQL's and MariaDB's own")
+    desk.next_case()
+    with Session(desk.engine) as session:
+        desk.save(session, 1)
+        with pytest.raises(OperationalError):
+            fail(desk.engine, session)
+        with pytest.raises(TransactionError, match="rolled the whole transaction back for an error"):
+            desk.announce(session, 1)
+        session.rollback()
+        desk.buy(session, 2)
+        session.commit()
+    assert desk.judge() == ({2}, {2})
+
+
+@pytest.mark.parametrize("was_in_transaction", [True, False])
+def test_a_first_statement_that_mysql_rolls_back_takes_nothing_with_it(was_in_transaction: bool) -> None:
+    """As a bulk UPDATE that meets a deadlock, is caught, and is left out: what comes after it is the transaction."""
+    connection = MagicMock(invalidated=True)
+    connection.dialect.name, connection.dialect.is_async = "mariadb", False
+    connection.connection.dbapi_connection.driver_connection = SimpleNamespace(server_status=int(was_in_transaction))
+    note_error(connection, Exception(1213, "Deadlock found when trying to get lock"))
+    assert SessionEnlistment(connection).was_undone is was_in_transaction
 
 
 def test_check_back_is_faster_than_a_commit_on_sqlite(desk: Desk) -> None:
