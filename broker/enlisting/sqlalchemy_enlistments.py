@@ -88,20 +88,32 @@ _at_commit: weakref.WeakKeyDictionary[Connection, weakref.ref[RootTransaction]] 
 _committing: weakref.WeakSet[SessionTransaction] = weakref.WeakSet()
 _savepoints: weakref.WeakKeyDictionary[NestedTransaction | SessionTransaction, int] = weakref.WeakKeyDictionary()
 _savepoint_numbers = itertools.count(1)
-_undone: weakref.WeakSet[RootTransaction] = weakref.WeakSet()  # by MySQL, with what was written before a first send
+_begun: weakref.WeakSet[RootTransaction] = weakref.WeakSet()  # of those on SQLite, in which something was written
+_undone: weakref.WeakSet[RootTransaction] = weakref.WeakSet()  # for an error, with what was written before a first send
+
+
+def note_begun(connection: Connection) -> None:
+    """The driver of SQLite is in a transaction: what is written by now would go with it."""
+    if (root := connection.get_transaction()) is not None:
+        _begun.add(root)
 
 
 def note_error(connection: Connection, error: BaseException) -> None:
-    """A statement failed, perhaps in a way for which MySQL rolled back what came before it in the transaction.
+    """A statement failed, perhaps in a way for which the database rolled back what came before it in the transaction.
 
-    Of the driver is known how it stood before: a first statement takes nothing with it.
+    MySQL's driver is as it was before: a first statement takes nothing with it. SQLite's says that its transaction is
+    over, as for INSERT OR ROLLBACK; `SessionEnlistment.look` sees that behind a send.
     """
-    root = connection.get_transaction()
-    if root is None or not is_rolled_back_by(connection.dialect, error) or in_transaction(connection) is False:
+    root, enlistment = connection.get_transaction(), of_connection.get(connection)
+    if root is None:
         return
-    _undone.add(root)
-    if (enlistment := of_connection.get(connection)) is not None:
-        enlistment.was_undone = True
+    if connection.dialect.name == "sqlite":
+        if root in _begun and in_transaction(connection) is False:
+            _undone.add(root)
+    elif is_rolled_back_by(connection.dialect, error) and in_transaction(connection) is not False:
+        _undone.add(root)
+        if enlistment is not None:
+            enlistment.was_undone = True
 
 
 def note_commit(connection: Connection) -> None:

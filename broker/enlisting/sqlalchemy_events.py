@@ -30,6 +30,7 @@ from broker.enlisting.sqlalchemy_enlistments import (
     JOINED,
     SessionEnlistment,
     check_still_open,
+    note_begun,
     note_commit,
     note_error,
     note_session_commit,
@@ -325,9 +326,11 @@ def _on_sqlite_savepoint(connection: Connection, _name: str | None) -> None:
 
 def _after_sqlite_statement(connection: Connection, *_: object) -> None:
     """SQLite's driver begins a transaction with the first change, which may be behind the send."""
-    enlistment = of_connection.get(connection)
-    if enlistment is not None and not enlistment.was_in_transaction:
-        enlistment.was_in_transaction = bool(in_transaction(connection))
+    if not in_transaction(connection):
+        return
+    note_begun(connection)
+    if (enlistment := of_connection.get(connection)) is not None:
+        enlistment.was_in_transaction = True
 
 
 def _on_statement(

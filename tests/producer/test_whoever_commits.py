@@ -192,6 +192,30 @@ def test_a_rollback_by_mariadb_before_the_first_send_leaves_no_message_without_i
     assert desk.judge() == ({2}, {2})
 
 
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_rollback_by_sqlite_before_the_first_send_leaves_no_message_without_its_order(
+    desk: Desk, is_first: bool
+) -> None:
+    """The same of INSERT OR ROLLBACK, a trigger, or a full disk. A first statement takes nothing with it."""
+    if desk.url.get_backend_name() != "sqlite":
+        pytest.skip("SQLite's own")
+    desk.next_case()
+    with Session(desk.engine) as session, session.begin():
+        desk.save(session, 1)
+    with Session(desk.engine) as session:
+        if not is_first:
+            desk.save(session, 2)
+        with pytest.raises(IntegrityError):
+            session.execute(text(INSERT.text.replace("INSERT", "INSERT OR ROLLBACK")), {"id": desk.first + 1})
+        if not is_first:
+            with pytest.raises(TransactionError, match="rolled the whole transaction back for an error"):
+                desk.announce(session, 2)
+            session.rollback()
+        desk.buy(session, 3)
+        session.commit()
+    assert desk.judge() == ({1, 3}, {3})
+
+
 @pytest.mark.parametrize("was_in_transaction", [True, False])
 def test_a_first_statement_that_mysql_rolls_back_takes_nothing_with_it(was_in_transaction: bool) -> None:
     """As a bulk UPDATE that meets a deadlock, is caught, and is left out: what comes after it is the transaction."""
