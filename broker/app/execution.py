@@ -142,8 +142,8 @@ class Execution:
     def run(self, message: ReceivedMessage) -> None:
         """Process one message. Raises StoreFull, StoreError, SyncFailed when it cannot be settled."""
         handler = self._group.handler_of(message)
-        if handler is None:  # no handler selects its tag
-            self._consumer.ack(message)
+        if handler is None:
+            self._pass_over(message)
             return
         settlement = Settlement(self._consumer, handler)
         if self._runs is None:
@@ -155,6 +155,21 @@ class Execution:
         finally:
             if settlement.outcome is not None:
                 self._runs.add(settlement.group, handler.name, settlement.outcome, time.perf_counter() - begun_s)
+
+    def _pass_over(self, message: ReceivedMessage) -> None:
+        """No handler selects its tag: then it is done. One of another topic was sent back by another version.
+
+        That had not processed it, and nobody else would: it waits with the dead letters until a version handles it.
+        """
+        group = self._group.group
+        if message.topic in self._group.topics:
+            self._consumer.ack(message)
+            return
+        where = f"the application handles no {message.topic} in the group {group}"
+        reason = f"{where}: another version of it sent this back"
+        self._consumer.retry(message, -1, reason=reason)
+        text, about = "message %s goes to the dead letters of %s: %s", _about(message, group)
+        _log.error(text, message.message_id, group, reason, extra=event("dead-letter", **about))
 
     def _settle(self, handler: Handler, settlement: Settlement, message: ReceivedMessage) -> None:
         try:

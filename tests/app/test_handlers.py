@@ -20,10 +20,10 @@ from broker.app import delivery
 from broker.app.worker import HandlerLoop
 from broker.consuming.schedule import Schedule
 from broker.message import ReceivedMessage
-from broker.testing.fixtures import lose_the_commit
+from broker.testing.fixtures import SMALL, lose_the_commit
 from recovery.checkback.policy import parse_policy
 from recovery.checkback.service import for_producers
-from recovery.views.dead_letters import dead_letters
+from recovery.views.dead_letters import dead_letters, resend
 from tests.app.shop import (
     Charge,
     Order,
@@ -118,6 +118,37 @@ def test_a_body_that_does_not_decode_goes_to_the_dead_letters_with_the_reason(ap
         (letter,) = dead_letters(app.store, "billing")
         assert (letter.why, letter.reconsume_times) == ("body.order_id is text, and must be int", 1)
     assert handled == [Placed(1, "lamp")]
+
+
+def test_what_another_version_sent_back_is_not_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An update that handles another topic in a group is taken back, while a message of that topic is to be retried."""
+    paid, broken = list[int](), threading.Event()
+    broken.set()
+
+    def pay_back(order_id: int) -> None:
+        if broken.is_set():
+            raise ValueError
+        paid.append(order_id)
+
+    def version(*topics: str) -> broker.App:
+        app = broker.App(tmp_path / "shop.store", layout=SMALL, sync="os", topics=["refunds"])
+        for topic in topics:
+            app.on(topic, group="bank", retry=broker.Retry(10_000, delays_s=(0,)))(pay_back)
+        return app
+
+    with version("orders", "refunds") as newer:
+        newer.send("refunds", 7)
+        with newer.workers() as workers:
+            until(lambda: workers.handled)
+    with version("orders") as older, older.workers():
+        until(lambda: list(dead_letters(older.store, "bank")))
+        (letter,) = dead_letters(older.store, "bank")
+    assert letter.why == "the application handles no refunds in the group bank: another version of it sent this back"
+    assert caplog.messages[-1].endswith(letter.why)
+    broken.clear()
+    with version("orders", "refunds") as again, again.workers():
+        assert len(resend(again.store, "bank")) == 1
+        until(lambda: paid == [7])
 
 
 def test_the_policy_decides(app: broker.App, caplog: pytest.LogCaptureFixture) -> None:

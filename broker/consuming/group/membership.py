@@ -86,10 +86,10 @@ class Membership:
                 text += " clients that know other brokers, too: they cannot divide their queues"
                 raise StoreError(f"{text}. Give one of the two another group", path=self._cells.directory)
             if other.topics != own:
-                text = (
-                    f"group {self.group} consumes other topics elsewhere: all its members must ask for the same topics"
-                )
-                raise StoreError(f"{text}, else one would get what another asked for", path=self._cells.directory)
+                text = f"group {self.group} consumes other topics elsewhere: all its members must ask for the same"
+                text += " topics, else one would get what another asked for"
+                step = "End the other version's processes first, or give what is new a group of its own"
+                raise StoreError(f"{text}. {step}", path=self._cells.directory)
 
     def _take_place(self) -> tuple[int, int]:
         for place in range(MEMBERS):
