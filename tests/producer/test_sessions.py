@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 from sqlalchemy import event
 
 import broker
 from broker.enlisting.ledger_key import LEDGER_KEY
+from broker.live import LiveStore
 from broker.local_transaction import SessionTransaction
 from broker.transaction.events import TransactionState
 from tests.backends.shop import BackendShop, announce, save
@@ -38,6 +42,25 @@ def test_one_session_may_do_many_transactions(backend_shop: BackendShop) -> None
             pass
     assert backend_shop.orders() == backend_shop.announced() == [1, 3, 4]
     assert backend_shop.in_doubt() == 0
+
+
+def test_a_session_of_flask_finds_a_ledger_by_its_bind_key(store: LiveStore, tmp_path: Path) -> None:
+    """As docs/frameworks.md says: Flask-SQLAlchemy's session chooses an engine by the table's metadata."""
+    flask, flask_sqlalchemy = pytest.importorskip("flask"), pytest.importorskip("flask_sqlalchemy")
+    app = flask.Flask(__name__)
+    app.config["SQLALCHEMY_DATABASE_URI"] = f"sqlite:///{tmp_path}/default.db"
+    app.config["SQLALCHEMY_BINDS"] = {"sales": f"sqlite:///{tmp_path}/sales.db"}
+    db = flask_sqlalchemy.SQLAlchemy(app)
+    with app.app_context():
+        ledger = broker.Ledger(db.engines["sales"])
+        ledger.create_all()
+        ledger.metadata.info["bind_key"] = "sales"
+        store.producer("shop", topics=["orders"], ledger=ledger).send(broker.Message("orders", b"1"), db.session)
+        db.session.commit()
+        db.session.remove()
+        for engine in db.engines.values():
+            engine.dispose()
+    assert store.queues("orders")
 
 
 def test_a_message_costs_the_database_no_more_than_its_row(backend_shop: BackendShop) -> None:
