@@ -151,17 +151,33 @@ class Registration:
     def _tell(self, address: str, command: RemotingCommand) -> bool:
         """Whether a name server answered with SUCCESS; only a change of that is logged."""
         try:
-            link = self._links.get(address) or self._links.setdefault(address, _Link(address))
-            answer = link.ask(command)
+            answer = self._asked(address, command)
             text = "" if answer.code == ResponseCode.SUCCESS else f"it answered {answer.code}: {answer.remark}"
         except (OSError, BrokerError) as error:
             text = str(error) or type(error).__name__
-            if (broken := self._links.pop(address, None)) is not None:
-                broken.close()
         if text and address not in self._failing:
             log.warning("name server %s: %s", address, text, extra=event("name-server", peer=address))
         (self._failing.add if text else self._failing.discard)(address)
         return not text
+
+    def _asked(self, address: str, command: RemotingCommand) -> RemotingCommand:
+        """The answer, by the connection that is open; by another one where that has ended, as that of a name server
+        that was started again, which knows no broker then."""
+        before = self._links.pop(address, None)
+        if before is not None:
+            with contextlib.suppress(ConnectionError):
+                return self._asked_by(before, address, command)
+        return self._asked_by(_Link(address), address, command)
+
+    def _asked_by(self, link: _Link, address: str, command: RemotingCommand) -> RemotingCommand:
+        """The answer by a connection, which stays open after it."""
+        try:
+            answer = link.ask(command)
+        except BaseException:
+            link.close()
+            raise
+        self._links[address] = link
+        return answer
 
 
 def is_elsewhere(own_host: str, peer_host: str) -> bool:

@@ -100,6 +100,20 @@ def test_a_new_store_is_taken(serve: Serve) -> None:
     assert sorted(topics) == ["SELF_TEST_TOPIC", "TBW102"]
 
 
+def test_a_name_server_that_was_started_again_knows_the_server_with_the_next_registration(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first one went by the connection that had ended: for a minute its clients had no route."""
+    monkeypatch.setattr(registration, "_TOPICS_EVERY_S", 0.01)
+    monkeypatch.setattr(registration, "_EVERY_S", 0.05)
+    with Registry({}) as known:
+        serve(name_servers=[known.address])
+        known.cut()
+        known.bodies.clear()
+        until(lambda: len(known.bodies) >= 2)
+        assert "name server" not in caplog.text
+
+
 def test_topics_that_cannot_be_read_for_a_while_end_no_registration(
     serve: Serve, store: broker.LiveStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
