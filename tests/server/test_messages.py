@@ -118,6 +118,16 @@ def test_statuses_of_pulls(serve: Serve, connect: Connect) -> None:
     assert len(client.pulled("g", "orders", most=2)[1]) == 2
 
 
+@pytest.mark.parametrize("most", [0, -5])
+def test_a_pull_of_no_message_gets_one(serve: Serve, connect: Connect, most: int) -> None:
+    """Else its client would be told to ask again at once, for ever."""
+    client = connect(serve())
+    client.publish("orders", b"x")
+    client.publish("orders", b"y")
+    code, records = client.pulled("g", "orders", most=most)
+    assert (code, [record.body for record in records]) == (Answer.SUCCESS, [b"x"])
+
+
 def test_sql_filters_select_by_properties(serve: Serve, connect: Connect) -> None:
     client = connect(serve())
     for price in ("3", "12", "no"):
@@ -226,6 +236,18 @@ def test_what_is_sent_back_comes_again_and_is_given_up(serve: Serve, connect: Co
     assert len(client.pulled("reader", "orders")[1]) == 2
     missing = client.request(Code.CONSUMER_SEND_MSG_BACK, fields | {"offset": 1 << 40})
     assert missing.code == Answer.SYSTEM_ERROR
+
+
+def test_what_is_sent_back_before_the_first_heartbeat_has_a_topic_to_come_again_in(
+    serve: Serve, connect: Connect, store: broker.LiveStore
+) -> None:
+    """As after a restart of the server, whose clients go on with what they have in hand."""
+    client = connect(serve())
+    client.publish("orders", b"x")
+    (record,) = client.pulled("billing", "orders")[1]
+    back = {"group": "billing", "offset": record.commitlog_offset, "delayLevel": 0, "originMsgId": "m"}
+    assert client.request(Code.CONSUMER_SEND_MSG_BACK, back).code == Answer.SUCCESS
+    assert store.topic("%RETRY%billing") is not None
 
 
 def test_what_a_group_that_works_in_order_gives_up_is_a_dead_letter_at_once(serve: Serve, connect: Connect) -> None:
