@@ -184,6 +184,39 @@ def test_after_a_machine_crash_no_position_lies_beyond_its_queue(path: Path) -> 
         assert consume(store, 1) == [0]
 
 
+def test_where_the_system_does_not_tell_its_boots_each_opening_may_follow_a_crash(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.consuming.group.positions.boot_words", lambda _: (0, 0))
+    with opened(path) as store:
+        send(store, 2)
+        positions = Positions(store)
+        cell = positions.cell("billing", "orders", 0)
+        with positions.cells.lock:
+            positions.cells.put(cell, 50)
+        positions.close()
+        positions = Positions(store)
+        assert positions.cells.position(cell) == store.queue_end("orders", 0) < 50
+        positions.close()
+
+
+def test_a_group_is_idle_by_the_clock_of_this_boot(path: Path) -> None:
+    """That of the last one was ahead, after a year: the group was never gone, and retention waited for it."""
+    year_ms = 365 * 86_400_000
+    with opened(path) as store:
+        send(store, 1)
+        positions = Positions(store)
+        cell = positions.cell("billing", "orders", 0)
+        positions.cells.see(cell, 1_000, year_ms)
+        assert positions.cells.idle_ms(cell, 9_000, 500) == 0
+        with positions.cells.lock:
+            positions.cells.set_head(BOOT, 0)
+        positions.close()
+        positions = Positions(store)
+        assert positions.cells.idle_ms(cell, 9_000, 500) == 8_000
+        positions.close()
+
+
 def test_a_reset_takes_effect_under_a_consumer_at_work(path: Path) -> None:
     """What it had in hand then counts no more."""
     with opened(path) as store:
