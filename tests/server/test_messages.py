@@ -97,6 +97,20 @@ def test_a_topic_that_another_process_made_just_now_stays_as_it_is(
     assert (kept.write_queue_count, kept.attributes) == (6, {"message.type": "TRANSACTION"})
 
 
+def test_a_queue_that_is_only_read_any_more_gets_nothing_new(
+    serve: Serve, connect: Connect, store: broker.LiveStore
+) -> None:
+    """A broker's topic that was made smaller, in a store that was taken over: a producer may have an old route."""
+    store.create_topic("orders", message_type="")
+    path = Path(store.path) / "config" / "topics.json"
+    path.write_bytes(path.read_bytes().replace(b'"writeQueueNums":4', b'"writeQueueNums":2'))
+    await_true(lambda: (found := store.topic("orders")) is not None and found.write_queue_count == 2)
+    client = connect(serve())
+    sent = client.publish("orders", b"x", queue_id=3)
+    assert (sent.code, sent.ext["queueId"], store.queue_range("orders", 1)) == (Answer.SUCCESS, "1", (0, 1))
+    assert client.publish("orders", b"x", queue_id=4).code == Answer.INVALID_PARAMETER
+
+
 def test_statuses_of_pulls(serve: Serve, connect: Connect) -> None:
     client = connect(serve())
     for number in range(3):

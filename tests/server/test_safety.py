@@ -287,6 +287,7 @@ OF_ROOT = 'secretKey: "secret-of-root"'
         ("admin: true", "whiteRemoteAddress: 10.0.1-9.*", "account 'root12': '10.0.1-9.*' is not an address"),
         ("admin: true", "admin: yes", "account 'root12': admin is true or false, not 'yes'"),
         ("admin: true", "admin: true\n    admin: false", "line 15: admin is given twice in an account"),
+        (OF_ROOT, OF_ROOT.replace(": ", ": [", 1) + ", another-one]", "is given twice in an account"),
         (OF_ROOT, f"{OF_ROOT}\n    secretKey: another-one", "line 14: secretKey is given twice in an account"),
         (OF_ROOT, "secretKey: 'secret #of-root'", "line 13: a quote does not end"),
         ("audit=SUB", "'audit=SUB", "a quote does not end"),
