@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import broker
 from broker.consuming.group.served_clients import served_clients
+from broker.remoting.bodies import ConsumerData, HeartbeatData
+from broker.server.clients import CLUSTERING, Clients
 from broker.store.disk.paths import Paths
 from recovery.page.facts import CLIENTS_LISTED, store_of
 from tests.server.conftest import Connect, Serve
@@ -27,6 +30,15 @@ def test_they_come_and_go(serve: Serve, connect: Connect, store: broker.LiveStor
         second.socket.close()
         await_true(lambda: served_clients(path) == {"billing": ["a"]})
         assert store_of("shop", path)["clients"] == [{"group": "billing", "count": 1, "ids": ["a"]}]
+
+
+def test_one_whose_connection_closed_before_its_heartbeat_was_worked_on_is_none_of_them() -> None:
+    """Nothing would ever take it out: its group would wait for it with each division of the queues."""
+    peer: Any = type("Peer", (), {"is_closed": True})()
+    clients = Clients()
+    billing = ConsumerData("billing", "CONSUME_PASSIVELY", CLUSTERING, "CONSUME_FROM_LAST_OFFSET", ())
+    assert clients.heartbeat(peer, HeartbeatData("c1", ("shop",), (billing,)), "JAVA", 1) == []
+    assert clients.counts() == (0, 0)
 
 
 def test_those_of_a_killed_server_do_not_count(tmp_path: Path) -> None:
