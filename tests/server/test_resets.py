@@ -11,6 +11,7 @@ from broker.consuming.group.positions import Positions, Start
 from broker.remoting.codes import RequestCode as Code
 from broker.remoting.codes import ResponseCode as Answer
 from broker.server import group_positions
+from broker.server.group_positions import GroupPositions
 from tests.server.conftest import Connect, Serve
 from tests.server.processes import await_true
 
@@ -129,3 +130,18 @@ def test_a_reset_that_a_client_of_another_server_learned_takes_nothing_back(serv
     assert at_other.request(Code.UPDATE_CONSUMER_OFFSET, commit).code == Answer.SUCCESS
     answer = client.answer(client.pull("billing", "orders", 3))
     assert (answer.remark, answer.ext["nextBeginOffset"]) == ("OFFSET_RESET", "2")
+
+
+@pytest.mark.parametrize("is_at_once", [False, True])
+def test_no_commit_undoes_a_reset_that_is_not_noticed_yet(store: broker.LiveStore, is_at_once: bool) -> None:
+    """Neither one that waits for its turn, nor that of a pull, which the event loop does itself."""
+    for _ in range(3):
+        store.append(broker.Message("orders", b"x"), queue_id=0)
+    place = "billing", "orders", 0
+    with closing(GroupPositions(store)) as positions, closing(Positions(store)) as other:
+        positions.commit(*place, 1)
+        positions.take_reset(*place)  # a client pulls
+        other.reset("billing", "orders", Start("last"), 0)
+        assert not positions.has_resets
+        (positions.commit_at_once if is_at_once else positions.commit)(*place, 2)
+        assert positions.get(*place) == 3
