@@ -66,6 +66,14 @@ def test_a_master_that_was_killed_is_forgotten(serve: Serve) -> None:
         assert known.bodies
 
 
+def test_a_server_that_comes_back_takes_its_own_place(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was killed, and a name server still has it: behind a proxy the connection may stay open for long."""
+    monkeypatch.setattr(registration, "_FORGOTTEN_S", 0.0)
+    with Registry({"broker-a": "192.0.2.7:10911"}) as known:
+        serve(name_servers=[known.address], advertise="192.0.2.7:10911").close()
+        assert known.bodies
+
+
 @pytest.mark.parametrize(
     ("own", "peer", "expected"),
     [
