@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 import broker
 from broker.errors import TransactionError
+from broker.remoting.codes import RequestCode
+from broker.remoting.command import RemotingCommand
+from broker.server.connection import Connection
 from broker.server.requests.ends import ProducerChecks
 from broker.transaction.service import Half
 from tests.server.conftest import Connect, Serve
@@ -51,3 +59,17 @@ def test_what_ended_is_not_remembered(
         store.transactions.rollback(half)
     assert checks.round() == 0
     assert (checks._failed, server.context.checks) == (set(), {})
+
+
+def test_what_the_event_loop_took_at_the_last_moment_was_sent() -> None:
+    """Counted as not sent, the producer's next check would be one more than it may have."""
+    connection: Any = Connection.__new__(Connection)
+
+    def take(_offer: object, _command: object, taken: Future[bool]) -> None:
+        assert taken.set_running_or_notify_cancel()
+        threading.Timer(0.02, taken.set_result, (True,)).start()
+
+    connection._loop = SimpleNamespace(call_soon_threadsafe=take)
+    assert connection.offer(RemotingCommand(RequestCode.CHECK_TRANSACTION_STATE), 0.0)
+    connection._loop = SimpleNamespace(call_soon_threadsafe=lambda *_: None)
+    assert not connection.offer(RemotingCommand(RequestCode.CHECK_TRANSACTION_STATE), 0.0)
