@@ -19,11 +19,13 @@ writing), so a lock of that system reaches everyone.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
 import os
 import socket
+import time
 import weakref
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -35,6 +37,7 @@ from broker.store.disk.paths import Paths
 _SAYS_BYTES = 200  # for the name of a process
 _NAME, _END = "leader", ".lock"
 _MOST_BYTES = 1 << 20  # of a lock file: some thousand groups
+_TRIES, _PAUSE_S = 400, 0.005  # while those that look share it
 
 
 class Leader(NamedTuple):
@@ -79,9 +82,7 @@ class LeaderLock:
         if self.is_held:
             return True
         descriptor = self._disk.open_lock(self.path)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not _is_locked_alone(descriptor):
             os.close(descriptor)
             return False
         said = "\n".join((myself()[:_SAYS_BYTES], *(self._groups or ()))).encode()[:_MOST_BYTES]
@@ -122,6 +123,21 @@ def _file_name(asks: Mapping[str, str] | None) -> str:
         return f"{_NAME}{_END}"
     text = json.dumps(dict(asks), sort_keys=True)
     return f"{_NAME}-{hashlib.sha256(text.encode()).hexdigest()[:16]}{_END}"
+
+
+def _is_locked_alone(descriptor: int) -> bool:
+    """Take the lock of a leader; False where another leads. Who looks for one shares the lock for a moment."""
+    for _ in range(_TRIES):
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        time.sleep(_PAUSE_S)
+    return False
 
 
 def _leader(disk: Disk, path: str) -> Leader | None:

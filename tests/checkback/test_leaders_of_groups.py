@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -188,6 +190,21 @@ def test_all_leaders_are_found(store: LiveStore) -> None:
     assert [one.groups for one in leaders(store.path)] == [None]
     every.release()
     assert leaders(store.path) == []
+
+
+def test_who_looks_for_a_leader_keeps_nobody_from_leading(store: LiveStore) -> None:
+    """Airflow's triggerer looks all the time: a round that came just then did nothing, since "another" was asking."""
+    lease, other = LeaderLock(store.path), LeaderLock(store.path)
+    assert lease.try_take()
+    lease.release()
+    with open(lease.path, "rb") as looked_at:
+        fcntl.flock(looked_at, fcntl.LOCK_SH)
+        looks = threading.Timer(0.02, fcntl.flock, (looked_at, fcntl.LOCK_UN))
+        looks.start()
+        assert lease.try_take()
+        looks.join()
+    assert not other.try_take()
+    lease.release()
 
 
 def test_what_no_leader_asks_for_is_due_for_airflow(store: LiveStore) -> None:
