@@ -92,10 +92,18 @@ _begun: weakref.WeakSet[RootTransaction] = weakref.WeakSet()  # of those on SQLi
 _undone: weakref.WeakSet[RootTransaction] = weakref.WeakSet()  # for an error, with what was written before a first send
 
 
-def note_begun(connection: Connection) -> None:
-    """The driver of SQLite is in a transaction: what is written by now would go with it."""
+def note_sqlite_statement(connection: Connection, *_: object) -> None:
+    """SQLite's driver begins a transaction with the first change, which may be behind the send.
+
+    What is written by then would go with it.
+    """
+    enlistment = of_connection.get(connection)
+    if (enlistment is not None and enlistment.was_in_transaction) or not in_transaction(connection):
+        return
     if (root := connection.get_transaction()) is not None:
         _begun.add(root)
+    if enlistment is not None:
+        enlistment.was_in_transaction = True
 
 
 def note_error(connection: Connection, error: BaseException) -> None:

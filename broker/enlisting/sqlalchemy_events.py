@@ -30,10 +30,10 @@ from broker.enlisting.sqlalchemy_enlistments import (
     JOINED,
     SessionEnlistment,
     check_still_open,
-    note_begun,
     note_commit,
     note_error,
     note_session_commit,
+    note_sqlite_statement,
     of_connection,
     of_session,
     savepoint_number,
@@ -79,7 +79,7 @@ def watch(engine: Engine) -> bool:
         event.listen(engine, "handle_error", _on_error)
         event.listen(engine, "reset", _on_reset_of(engine.dialect.name))
         if engine.dialect.name == "sqlite":
-            event.listen(engine, "after_cursor_execute", _after_sqlite_statement)
+            event.listen(engine, "after_cursor_execute", note_sqlite_statement)
             event.listen(engine, "savepoint", _on_sqlite_savepoint)
         _watched.add(engine)
     return True
@@ -322,15 +322,6 @@ def _on_sqlite_savepoint(connection: Connection, _name: str | None) -> None:
     """Python's driver begins no transaction before a savepoint, and the RELEASE of an outermost one commits."""
     if in_transaction(connection) is False:
         connection.exec_driver_sql("BEGIN")
-
-
-def _after_sqlite_statement(connection: Connection, *_: object) -> None:
-    """SQLite's driver begins a transaction with the first change, which may be behind the send."""
-    if not in_transaction(connection):
-        return
-    note_begun(connection)
-    if (enlistment := of_connection.get(connection)) is not None:
-        enlistment.was_in_transaction = True
 
 
 def _on_statement(
