@@ -60,9 +60,14 @@ class ConnectionWatch:
 
         So the database itself says which messages a ROLLBACK TO took with it, also one by
         `transaction.savepoint_rollback` or in plain SQL, of which nothing is seen here. Raises TransactionError where
-        SQLite would not commit the row together with the application's.
+        SQLite would not commit the row together with the application's, or has no transaction any more.
         """
         place, connection = (producer_group, service), self._connection
+        if connection.vendor == "sqlite" and connection.in_atomic_block and not connection.connection.in_transaction:
+            raise TransactionError(
+                "SQLite rolled the transaction back for an error, which was caught (INSERT OR ROLLBACK, a trigger, a "
+                "full disk), with all that the block had saved: let that error leave transaction.atomic()"
+            )
         if self._enlistment is None:
             if connection.vendor == "sqlite":
                 check_attached(lambda statement: connection.connection.execute(statement).fetchall())

@@ -289,6 +289,21 @@ class WhatIsRefused(Messages, TransactionTestCase):
             transaction.set_rollback(True)
         self.check("phone")
 
+    @skipUnless(connection.vendor == "sqlite", "another database than SQLite")
+    def test_a_swallowed_error_that_rolled_back_before_the_send_saves_nothing(self) -> None:
+        """The message was delivered, and the order that had been saved before it was gone."""
+        insert = "INSERT OR ROLLBACK INTO orders (id, item) VALUES (1, 'x')"
+        with connection.cursor() as cursor:
+            cursor.execute(insert)
+            with pytest.raises(broker.TransactionError, match="nothing was saved"), transaction.atomic():
+                Order.objects.create(item="phone")
+                with pytest.raises(IntegrityError):
+                    cursor.execute(insert)
+                with pytest.raises(broker.TransactionError, match="SQLite rolled the transaction back for an error"):
+                    producer().send(broker.Message("orders", b"phone"))
+            cursor.execute("DELETE FROM orders WHERE id = 1")
+        self.check()
+
     @on_postgresql
     def test_a_swallowed_error_of_the_database_saves_nothing(self) -> None:
         """PostgreSQL answers COMMIT with a silent ROLLBACK then; on_commit alone would deliver."""
