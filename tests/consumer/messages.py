@@ -178,4 +178,4 @@ def _await_lock(engine: Engine) -> None:
     with engine.connect() as connection:
         while not connection.execute(waiting).scalar_one():
             assert time.monotonic() < deadline, "nothing waits for a lock"
-            time.sleep(0.05)
+            time.sleep(0.15)  # who reads the table more often than each 100 ms reads what it held at first
