@@ -20,7 +20,7 @@ from broker.store.shared.control import Word
 from broker.store.write.pending_record import draft
 from broker.store.writer import StoreWriter, open_writer
 from recovery.verify.verifier import verify
-from tests.store.crashed import abandoned, offsets, write_at
+from tests.store.crashed import abandoned, left, offsets, write_at
 from tests.store.filled import SMALL, assert_right, fill, reopened
 
 
@@ -135,6 +135,21 @@ def test_a_record_of_ours_whose_last_block_is_not_there_is_torn(tmp_path: Path) 
     reopened(tmp_path)
     assert [one.name for one in (tmp_path / "checkback" / "torn").iterdir()] == [f"{begin:020}"]
     assert verify(tmp_path).ok
+
+
+def test_zeros_in_a_property_tear_no_record(tmp_path: Path) -> None:
+    """Whole records behind a flipped bit were taken for torn ones, if their properties hold a zero, and cut off."""
+    open_writer(str(tmp_path), Disk(), SMALL, sync="os").close()
+    store = open_writer(str(tmp_path), Disk(), sync="os")
+    for number in range(4):
+        properties = {"UNIQ_KEY": f"K{number}", "raw": "a\0b"}
+        store.append_one(draft("orders", b"lamp", properties, queue_id=0, born_timestamp_ms=1))
+    left(store, tmp_path)
+    (_, second, third, _) = offsets(tmp_path)
+    write_at(tmp_path, second[0] + 90, b"?")
+    found = planned(tmp_path).survey
+    assert (found.tail.kind, found.tail.end) == (TailKind.CORRUPT, second[0])
+    assert found.tail.reason.endswith(f"and a whole one follows at {third[0]}")
 
 
 # What the last one leaves
