@@ -225,6 +225,8 @@ class Workers:
         Raises what `App.start` and `LiveStore.consumer` raise.
         """
         self._app.start()
+        if self._app.engine is not None:
+            self._app.processed.stay_in_place(self._app.engine)
         try:
             for group in self._app.groups if self._wanted is None else self._wanted:
                 self._groups.append(GroupWorker(self._app, group, self._loop, self._runs))

@@ -12,13 +12,14 @@ transactions that insert one key, one commits; the other sees that the message i
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from broker.database.arguments import check_table, is_async_engine, is_engine, sync_session_of
-from broker.database.tables import IN_TRANSACTIONS, key_text, make_tables
+from broker.database.tables import IN_TRANSACTIONS, key_text, make_tables, schema_of
 from broker.errors import BrokerError, shown
 from broker.format import properties as names
 from broker.message import ReceivedMessage
@@ -67,6 +68,19 @@ class Processed:
         if not is_engine(engine) and not hasattr(engine, "dialect"):  # a Connection is taken, too
             raise BrokerError(f"create_all() takes an engine, create_engine(...), not {shown(engine)}")
         make_tables(self.metadata, engine)
+
+    def stay_in_place(self, engine: Engine) -> None:
+        """Name the table by the schema that it is found in now.
+
+        A `SET search_path` or `USE` outlives its transaction on a connection of the pool, and would lead the notes of
+        later ones elsewhere: a message would be processed twice. Without an answer of the database it stays unnamed.
+        """
+        from sqlalchemy import MetaData
+        from sqlalchemy.exc import SQLAlchemyError
+
+        with contextlib.suppress(SQLAlchemyError):
+            if self.rows.schema is None and (schema := schema_of(engine, self.rows.name)) is not None:
+                self.rows = self.rows.to_metadata(MetaData(info=self.metadata.info), schema=schema)
 
     def first_time(self, session: Session, group: str, message: ReceivedMessage) -> bool:
         """Note in the session's transaction that a group processes a message; False when it did so before.

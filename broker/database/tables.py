@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from broker.database.statements import quoted
+
 if TYPE_CHECKING:
     from sqlalchemy import Engine, MetaData, String
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -16,6 +18,13 @@ if TYPE_CHECKING:
 IN_TRANSACTIONS: Mapping[str, Any] = {"mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"}
 """Options of a table whose rows go with a ROLLBACK, whichever engine the server takes for others: MyISAM and Aria keep
 them, and the row of an order that was rolled back would deliver its message."""
+
+_PLACES = {
+    "postgresql": """SELECT nspname FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+        WHERE pg_class.oid = to_regclass(:name)""",
+    "mysql": "SELECT DATABASE()",
+    "mariadb": "SELECT DATABASE()",
+}
 
 
 def key_text(size: int) -> String:
@@ -28,6 +37,22 @@ def key_text(size: int) -> String:
     from sqlalchemy.dialects.mysql import VARCHAR
 
     return String(size).with_variant(VARCHAR(size, charset="utf8mb4", collation="utf8mb4_bin"), "mysql", "mariadb")
+
+
+def schema_of(engine: Engine, table: str) -> str | None:
+    """The schema that a table is found in without naming one; of MySQL and MariaDB the database.
+
+    None where it is not found, of SQLite, and of an engine that moves schemas. Raises DatabaseError of SQLAlchemy.
+    """
+    from sqlalchemy import text
+
+    statement = _PLACES.get(engine.dialect.name)
+    if statement is None or engine.get_execution_options().get("schema_translate_map"):
+        return None
+    with engine.connect() as connection:
+        values = {"name": quoted(table)} if ":name" in statement else {}
+        found = connection.execute(text(statement), values).scalar()
+    return None if found is None else str(found)
 
 
 def make_tables(metadata: MetaData, engine: Engine) -> None:

@@ -119,6 +119,42 @@ def test_a_handler_whose_database_rolled_back_behind_an_error_that_it_caught(app
     assert "rolled back past its session" in letter.why
 
 
+@pytest.mark.parametrize("database", ["postgres", "mariadb"])
+def test_a_handler_that_leaves_its_connection_in_another_schema(
+    request: pytest.FixtureRequest, tmp_path: Path, database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A tenant's, with notes of its own: read again where an error was caught, and when the message comes again."""
+    url: URL = request.getfixturevalue(f"{database}_url")
+    tenant = f"tenant_{url.database}"
+    choose = "SET search_path TO" if database == "postgres" else "USE"
+    with shop_app(tmp_path, url) as app:
+        assert app.engine is not None
+        with app.engine.begin() as connection:
+            connection.execute(text(f"CREATE SCHEMA {tenant}"))
+            connection.execute(text(f"CREATE TABLE {tenant}.charges (order_id INTEGER UNIQUE)"))
+        broker.Processed(schema=tenant).create_all(app.engine)
+
+        @app.on("orders", group="billing", retry=ONCE)
+        def charge(placed: Placed, session: Session) -> None:
+            session.execute(text(f"{choose} {tenant}"))
+            with contextlib.suppress(IntegrityError), session.begin_nested():
+                session.execute(text("INSERT INTO charges VALUES (0), (0)"))
+            session.execute(text("INSERT INTO charges SELECT 1 + count(*) FROM charges"))
+
+        place(app, "lamp")
+        for _ in range(4):  # the pool has several connections
+            with app.workers() as workers:
+                until(lambda workers=workers: workers.handled)
+            with app.store.consumer("billing", "orders") as consumer:
+                for topic, queue in list(consumer.positions()):
+                    consumer._positions.reset("billing", topic, 0, queue)
+        with app.engine.begin() as connection:
+            found = connection.execute(text(f"SELECT * FROM {tenant}.charges")).scalars().all()  # noqa: S608
+            connection.execute(text(f"DROP SCHEMA {tenant}" + " CASCADE" * (database == "postgres")))
+        app.engine.dispose()
+    assert (found, caplog.messages) == ([1], [])
+
+
 def test_a_forgotten_await_in_a_block(app: broker.App) -> None:
     """Whose transaction is not async: there is nothing to await, and nothing is saved."""
     with pytest.raises(TransactionError, match="nothing awaited it"), app.transaction() as session:  # noqa: PT012
