@@ -12,12 +12,14 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor as Pool
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
+from broker.errors import BrokerError
 from recovery.interrupts import interrupts_later
 from recovery.pipeline.blocks import OUTCOMES, SCHEMA, SUMMARY, rows_of, values_of
 from recovery.pipeline.inspection import Inspection, InspectionTask, SplitSummary
@@ -35,7 +37,8 @@ def write_transactions(
 ) -> TransactionFiles:
     """The Parquet files and the manifest that `recovery.spark.write_transactions` writes, without Spark.
 
-    Raises NotAStore, and StoreError when `out` is there already, or lies in a store.
+    Raises NotAStore, StoreError when `out` is there already, or lies in a store, and BrokerError when one of the
+    processes was killed.
     """
     log = StoreLocation(path).log()
     if not _have_semaphores():
@@ -62,29 +65,50 @@ def workers(count: int) -> Iterator[Pool]:
     """
     others = set(multiprocessing.active_children())
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(count, mp_context=context, initializer=_leave_interrupts)
+    pool = ProcessPoolExecutor(count, mp_context=context)
     try:
         yield pool
-    except BaseException:
+    except BaseException as error:
         for worker in set(multiprocessing.active_children()) - others:
             worker.terminate()
+        _end_of_results(pool)
+        if isinstance(error, BrokenProcessPool):
+            text = "one of the processes that do this was ended from outside, as the system does when memory is short"
+            raise BrokerError(f"{text}; its log says so (dmesg). Run it again when there is more") from error
         raise
     finally:
         pool.shutdown()
 
 
-def _leave_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _end_of_results(pool: ProcessPoolExecutor) -> None:
+    """Have the pool's thread see that nothing comes any more.
+
+    A worker that was ended within a large result left half of it in the pipe. The thread waits for the other half as
+    long as somebody may write there, be it this process itself.
+    """
+    if (results := pool._result_queue) is not None:  # noqa: SLF001 - there is no other way to it
+        results._writer.close()  # type: ignore[attr-defined] # noqa: SLF001
 
 
 def _run_in(pool: Pool, function: Callable[..., Any], *arguments: Sequence[Any]) -> Iterator[Any]:
     """What `pool.map` returns, but that nothing is cancelled: a pool whose processes were ended fails over that.
 
-    To submit starts processes: one that is interrupted before it has got its work prints a traceback.
+    To submit starts processes: one that is interrupted before it has got its work prints a traceback. So they start
+    with Ctrl-C blocked, and keep it so.
     """
-    with interrupts_later():
+    with interrupts_later(), _blocked(signal.SIGINT):
         begun = deque(pool.submit(function, *one) for one in zip(*arguments, strict=True))
     return (begun.popleft().result() for _ in range(len(begun)))
+
+
+@contextmanager
+def _blocked(number: signal.Signals) -> Iterator[None]:
+    """A signal that comes to this thread is kept until the block is left; processes that start here never get it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [number])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class InMemoryExecutor:

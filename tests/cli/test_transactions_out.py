@@ -10,11 +10,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
+from broker.errors import BrokerError
 from recovery.cli.spark_job import main
+from recovery.pipeline import in_memory
 from tests.cli.command import command
 from tests.house.tree import ROOT
 
@@ -110,6 +113,62 @@ def test_an_interrupted_run_leaves_nothing(
         shutil.rmtree(out)  # the signal came when all was written
     assert (running.returncode, printed, said) == (130, "", "checkback: Interrupted.\n")
     assert not out.exists()
+
+
+def _stops_within_its_result(fifo: str) -> bytes:
+    """What a process does that is ended while the pipe takes a part of what it has to say."""
+    whole = Connection._send  # type: ignore[attr-defined]
+
+    def part(self: Connection, raw: bytes) -> None:
+        whole(self, raw[:5])
+        Path(fifo).write_text("stopped", encoding="utf-8")
+        signal.pause()
+
+    Connection._send = part  # type: ignore[attr-defined]
+    return bytes(1 << 20)
+
+
+def test_an_interrupt_within_a_result_ends_the_run(tmp_path: Path) -> None:
+    """Ctrl-C hung for good: the pool waited for the rest of a result whose process had been ended."""
+    fifo = str(tmp_path / "fifo")
+    os.mkfifo(fifo)
+
+    def interrupted() -> None:
+        with in_memory.workers(1) as pool:
+            pool.submit(_stops_within_its_result, fifo)
+            assert Path(fifo).read_text(encoding="utf-8") == "stopped"
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+
+
+def test_a_process_that_the_system_ends_is_no_defect() -> None:
+    """As it does when memory is short: "checkback has a defect here: BrokenProcessPool"."""
+
+    def killed() -> None:
+        with in_memory.workers(1) as pool:
+            list(in_memory._run_in(pool, _dies, [None]))
+
+    with pytest.raises(BrokerError, match=r"was ended from outside, .* Run it again"):
+        killed()
+
+
+def test_processes_start_without_ctrl_c() -> None:
+    """A terminal sends it to them, too, and one that was still loading printed a traceback."""
+    with in_memory.workers(1) as pool:
+        (masks,) = in_memory._run_in(pool, _blocked_signals, [None])
+    assert signal.SIGINT in masks
+    assert signal.SIGTERM not in masks, "which ends them"
+    assert signal.SIGINT not in _blocked_signals(None)
+
+
+def _dies(_nothing: None) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _blocked_signals(_nothing: None) -> set[int]:
+    return set(signal.pthread_sigmask(signal.SIG_BLOCK, []))
 
 
 def test_a_rebuild_that_is_terminated_leaves_no_temporary_files(tmp_path: Path, golden: Callable[[str], Path]) -> None:
