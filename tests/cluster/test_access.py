@@ -16,6 +16,8 @@ from broker.cluster.network.settings import credentials_of, parse_url, tls_of
 from broker.cluster.publishing.queue_choice import FAILED_MS, FaultTable, avoided_ms, choose
 from broker.errors import ProtocolError
 from broker.remoting.bodies import MessageQueue
+from broker.remoting.codes import RequestCode, ResponseCode
+from broker.remoting.command import RemotingCommand
 from broker.remoting.fastjson import dumps
 from broker.remoting.routes import decode_clusters, decode_route
 from tests.backends.clusters import Connected
@@ -228,3 +230,23 @@ def test_brokers_that_fail_are_avoided_for_as_long_as_rocketmq_does() -> None:
     assert {choose(queues, turn, frozenset(), faults, 10_000).broker_name for turn in range(4)} == {"a", "b"}
     faults.note("b", 600, now_ms=0)
     assert choose(queues, 0, frozenset("ab"), faults, 1).broker_name == "b"  # avoided least
+
+
+def test_an_account_that_may_only_receive_receives(served: Connected) -> None:
+    """ACL 2.0 wants GET at a topic of who asks where its queues begin, which Java's consumers do not."""
+    asked: set[int] = set()
+
+    def seen(command: RemotingCommand) -> RemotingCommand:
+        asked.update([command.opaque] if command.code == RequestCode.GET_MIN_OFFSET else [])
+        return command
+
+    def refused(answer: RemotingCommand) -> RemotingCommand:
+        return answer.answer(ResponseCode.NO_PERMISSION, "no matched policies") if answer.opaque in asked else answer
+
+    served.client.producer("plain").send(broker.Message("carts", b"lamp"))
+    served.proxy.request, served.proxy.answer = seen, refused
+    with served.client.consumer("billing", "carts") as consumer:
+        message = consumer.receive(5.0)
+        assert message is not None
+        assert message.body == b"lamp"
+    assert asked
