@@ -53,6 +53,7 @@ def recover(
         raise BadParameter("it writes to the store: give --apply, too", param_hint="--even-short")
     from broker.errors import CorruptStore
     from broker.store.disk.files import Disk
+    from recovery.jobs.recovering import finish_killed
     from recovery.repair import crash
 
     made = crash.plan(crash.survey(store))
@@ -68,7 +69,8 @@ def recover(
         raise Exit(FINDINGS if made.is_needed else WELL)
     with Bar("Recovering") as progress:
         report = crash.apply(made, broker_is_stopped=broker_is_stopped, progress=progress, even_short=even_short)
-    print_json(report.as_json()) if as_json else show(_report_lines(report))
+        is_finished = finish_killed(store)
+    print_json(report.as_json()) if as_json else show(_report_lines(report, is_finished=is_finished))
 
 
 def _plan_lines(made: RecoveryPlan, misfits: Sequence[Misfit], against: StoreError | None) -> Iterator[str]:
@@ -105,11 +107,11 @@ def _next_of_foreign(path: str) -> Iterator[str]:
     yield f"checkback recover {path} --apply --broker-is-stopped"
 
 
-def _report_lines(report: RecoveryReport) -> Iterator[str]:
+def _report_lines(report: RecoveryReport, *, is_finished: bool) -> Iterator[str]:
     path = report.plan.survey.path
     yield f"{path}: {report.plan.case.label}: {report.plan.case.sentence}"
     if not report.applied:
-        yield "Nothing was done"
+        yield "What killed processes left is finished" if is_finished else "Nothing was done"
         return
     for line in report.plan.lines:
         yield f"  done: {line}"

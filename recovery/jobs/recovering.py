@@ -130,12 +130,22 @@ def recover(
         if expected and not _is_as_shown(made, expected):
             raise PlanChanged(path)
         report = crash.apply(made, broker_is_stopped=broker_is_stopped).as_json()
-        if crashed(path):  # only processes died: the next one that opens it finishes what they left
-            with broker.open(path) as store:
-                store.sync_now()
+        finish_killed(path)
         kept_facts = {"now_ms": now_ms, "approved_by": by, **report}
         kept = keep_report(path, f"recover-{now_ms}.json", kept_facts, latest="recover-latest.json")
     return {"case": report["case"], "applied": report["applied"], "kept": report["kept"], "report": kept}
+
+
+def finish_killed(path: str) -> bool:
+    """Finish what processes left that were killed, where none has the store open since; whether there was anything.
+
+    The next process that opens the store would do it. Until then each page and alert calls it crashed.
+    """
+    if crashed(path) is None:
+        return False
+    with broker.open(path) as store:
+        store.sync_now()
+    return True
 
 
 def _id(plan: RecoveryPlan) -> str:

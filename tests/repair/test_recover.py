@@ -19,9 +19,11 @@ from broker.store.recover.cases import CASES
 from broker.store.writer import open_writer
 from recovery.cli import repair as verbs_repair
 from recovery.cli.declaration import VerbGroup
+from recovery.jobs import tasks
 from recovery.repair import crash
 from recovery.verify.verifier import verify
 from tests.house.tree import ROOT
+from tests.jobs.shops import killed_shop
 from tests.store.build import record
 from tests.store.crashed import abandoned, offsets, write_at
 from tests.store.filled import SMALL, assert_right, fill, half
@@ -66,6 +68,16 @@ def test_apply_does_it_and_a_second_time_there_is_nothing_to_do(tmp_path: Path) 
     assert json.loads(ran.output)["kept"] == [str(tmp_path / "checkback" / "torn" / f"{end:020}")]
     assert_right(tmp_path, 20, 20, 20)
     assert run("recover", tmp_path).exit_code == 0
+
+
+def test_apply_finishes_what_a_killed_process_left(tmp_path: Path) -> None:
+    """It did nothing, and said so; the page went on calling the store crashed, and Airflow's check-back waited."""
+    path = killed_shop(tmp_path / "shop", orders=1)
+    assert tasks.crashed(str(path)) is not None
+    shown = run("recover", path, "--apply")
+    assert (shown.exit_code, shown.stdout.splitlines()[1]) == (0, "What killed processes left is finished")
+    assert tasks.crashed(str(path)) is None
+    assert run("recover", path, "--apply").stdout.splitlines()[1] == "Nothing was done"
 
 
 def test_a_store_in_use_is_left_alone(tmp_path: Path) -> None:
