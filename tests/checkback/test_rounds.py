@@ -154,6 +154,18 @@ def test_who_could_not_be_asked_was_not_checked(room: Room) -> None:
     assert state(room, half) is TransactionState.PREPARED
 
 
+@pytest.mark.parametrize("outcome", [Outcome.DOWN, Outcome.RUNNING])
+def test_who_could_not_be_asked_is_asked_again_after_the_first_interval(room: Room, outcome: Outcome) -> None:
+    """Whatever the interval of its checks has grown to: a database that was away for a minute is back."""
+    room.prepare()
+    for minutes in (1, 2):
+        assert room.round(minutes * MINUTE).unknown == 1
+    room.told.default = outcome
+    assert room.round(4 * MINUTE).asked == 1
+    assert room.round(4 * MINUTE + RULE.interval_ms - 1).asked == 0
+    assert room.round(4 * MINUTE + RULE.interval_ms).asked == 1
+
+
 def test_answers_are_done(room: Room) -> None:
     halves = room.prepare(count=3)
     room.told.outcomes = {
