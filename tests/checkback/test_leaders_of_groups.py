@@ -117,6 +117,18 @@ def test_what_is_anothers_is_not_given_up_either(store: LiveStore, service_of: C
     assert report.oldest_ms is not None
 
 
+def test_what_is_anothers_is_read_once_and_forgotten_when_it_ended(store: LiveStore) -> None:
+    """A process of one group would keep each transaction of the others for as long as it lives."""
+    halves = prepare(store, "a", "b")
+    check = CheckBack(store, Router({"a": CallableResolver(commits)}), policy=AT_ONCE, groups={"a"})
+    for _ in range(2):
+        assert check.round(check.now_ms()).of_others == 1
+    assert list(check._of_others) == [halves[1].commitlog_offset]
+    store.transactions.rollback(halves[1])
+    assert check.round(check.now_ms()).of_others == 0
+    assert check._of_others == {}
+
+
 def test_who_asks_for_all_goes_on_beside_the_leader_of_a_group(
     store: LiveStore, service_of: Callable[..., CheckService], run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -123,3 +123,16 @@ def test_a_topic_that_is_missing_takes_no_cell_but_counts(positions: Positions) 
     known.add("missing")
     member.see(topics)
     assert ("billing", "missing", -1) in names(positions)
+
+
+def test_clients_whose_server_finds_no_place_left_again(positions: Positions, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else retention would wait for a group that is not there, as long as the cells last."""
+
+    def full(_: Membership) -> tuple[int, int]:
+        raise StoreError("1024 consumers are at work, and there is no room for more")
+
+    monkeypatch.setattr(Membership, "_take_place", full)
+    with pytest.raises(StoreError, match="no room for more"):
+        clients(positions, "g", 2)
+    left = [positions.cells.find("g", f"g-{number}", -1) for number in range(2)]
+    assert [positions.cells.position(cell) for cell in left if cell is not None] == [consumer_table._LEFT] * 2

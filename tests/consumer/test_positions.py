@@ -217,6 +217,27 @@ def test_a_group_is_idle_by_the_clock_of_this_boot(path: Path) -> None:
         positions.close()
 
 
+def test_a_queue_that_another_member_took_meanwhile_is_left_to_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both had seen it free: with its fence raised once more the first would have lost what it has in hand."""
+    with opened(path) as store, store.consumer("billing", "orders") as consumer:
+        leases = consumer._leases
+        with leases.mutex:
+            leases.release()
+            cells, cell, owner = leases._cells, consumer._positions.cell("billing", "orders", 0), leases._cells.owner
+
+            def taken_after(_: object) -> tuple[int, int]:
+                monkeypatch.undo()
+                seen = owner(cell)
+                with cells.lock:
+                    cells.give(cell, 99, 7)
+                return seen
+
+            monkeypatch.setattr(cells, "owner", taken_after)
+            leases._take(cell, "orders", 0, has_clients=False)
+            assert cells.owner(cell) == (99, 7)
+            assert leases.queues == []
+
+
 def test_a_reset_takes_effect_under_a_consumer_at_work(path: Path) -> None:
     """What it had in hand then counts no more."""
     with opened(path) as store:
