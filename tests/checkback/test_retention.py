@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import func, select
 
+from broker.enlisting.ledger_key import KEY_SIZE
 from recovery.checkback.ledger_resolver import LedgerResolver
 from recovery.checkback.ledger_retention import KEEP_MS, expire_ledger
 from recovery.checkback.ledgers.proof import LedgerEvidence
+from recovery.checkback.protocol import Outcome
 from recovery.checkback.round import CheckBack
 from recovery.checkback.service import for_producers
 from tests.checkback.shop import Shop
@@ -62,6 +64,19 @@ def test_ends_are_on_disk_before_a_row_goes(shop: Shop, monkeypatch: pytest.Monk
     monkeypatch.setattr(LedgerResolver, "expire", lambda *arguments: order.append("remove") or expire(*arguments))
     assert expire_ledger(shop.store, resolver(shop), shop.now_ms() + KEEP_MS + DAY_MS) == 1
     assert order == ["look", "force", "remove"]
+
+
+def test_a_key_of_the_time_up_to_which_rows_went_is_decided_and_an_older_one_never(shop: Shop) -> None:
+    """A later run that keeps rows for longer brings none of them back."""
+    shop.buy(1)
+    asked, mark_ms = resolver(shop), shop.now_ms()
+    asked.expire(mark_ms)
+    asked.expire(mark_ms - DAY_MS)
+    old, *young = (f"{mark_ms + later_ms:012x}".ljust(KEY_SIZE, "a") for later_ms in (-1, 0, 1, 2))
+    alone = {key: asked.answers({key: "shop"})[key].outcome for key in (old, young[0])}
+    together = {key: answer.outcome for key, answer in asked.answers(dict.fromkeys([old, *young[1:]], "shop")).items()}
+    assert alone == {old: Outcome.UNKNOWN, young[0]: Outcome.ROLLED_BACK}
+    assert together == {old: Outcome.UNKNOWN, **dict.fromkeys(young[1:], Outcome.ROLLED_BACK)}
 
 
 def test_a_transaction_older_than_what_is_kept_is_parked_for_a_person(shop: Shop) -> None:
