@@ -149,6 +149,7 @@ def _inserted(session: Session, table: Table, row: Mapping[str, Any]) -> bool:
         return bool(count)
     from sqlalchemy.exc import IntegrityError
 
+    session.flush()  # `begin_nested` does it, where an error of the application's rows would be taken for that of ours
     try:
         with session.begin_nested():
             session.execute(table.insert(), row)

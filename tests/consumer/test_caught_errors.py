@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 import psycopg
 import pytest
 from sqlalchemy import URL, Engine, create_engine, text
-from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from broker.consumer import Consumer
 from broker.errors import TransactionError
@@ -20,6 +20,16 @@ from tests.consumer.messages import deadlock, lose_the_snapshot
 
 __all__ = ["consumer"]
 NOWHERE = text("SELECT 1 FROM nowhere")
+
+
+class Base(DeclarativeBase):
+    """Of the application."""
+
+
+class Booking(Base):
+    __tablename__ = "bookings"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
 
 
 @pytest.fixture
@@ -136,3 +146,20 @@ def test_a_note_of_a_savepoint_goes_with_it(consumer: Consumer, postgres: Engine
             session.execute(NOWHERE)
         session.execute(CHARGE)
     assert charges(postgres) == 1
+
+
+@pytest.mark.parametrize("database", ["postgres", "mariadb"])
+def test_a_row_that_the_application_cannot_save_is_no_second_delivery(
+    consumer: Consumer, database: str, request: pytest.FixtureRequest
+) -> None:
+    """On MySQL its error was taken for that of the note: the message was acknowledged, and no block ever had it."""
+    engine: Engine = request.getfixturevalue(database)
+    Base.metadata.create_all(engine)
+    with Session(engine) as session, session.begin():
+        session.add(Booking(id=1))
+    with pytest.raises(IntegrityError), Session(engine) as session:  # noqa: PT012
+        session.add(Booking(id=1))
+        with consumer.process(taken(consumer), session):
+            raise AssertionError
+    work(consumer, engine)
+    assert charges(engine) == 1
