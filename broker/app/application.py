@@ -92,7 +92,7 @@ class App:
         self.path, self.engine, self.async_engine = path_of_store(path), engine, async_engine
         self.name: str = Path(self.path).stem if name is None else name
         """The producer group, and the source of its events."""
-        check_group(self.name)
+        check_group(self.name, ", so the store's name cannot be it: App(path, name=...)" if name is None else "")
         check_engines(engine, async_engine)
         check_flag("create_tables", create_tables)
         self._ledger = None if engine is None else Ledger(engine)

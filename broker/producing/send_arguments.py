@@ -24,10 +24,11 @@ _RUN = "execute_local_transaction"  # RocketMQ: TransactionListener.executeLocal
 _ASK = "check_local_transaction"  # RocketMQ: TransactionListener.checkLocalTransaction
 
 
-def check_group(group: object) -> None:
-    """Raises MessageRejected for what cannot name a producer group."""
+def check_group(group: object, step: str = "") -> None:
+    """Raises MessageRejected for what cannot name a producer group, with the next step where there is one to say."""
     if not isinstance(group, str) or not _GROUP.fullmatch(group):
-        raise MessageRejected(f"the producer group {shown(group)} takes 1 to 255 ASCII letters, digits and % | _ -")
+        text = f"the producer group {shown(group)} takes 1 to 255 ASCII letters, digits and % | _ -"
+        raise MessageRejected(text + step)
 
 
 def check_producer(group: object, ledger: object, resolver: object) -> None:

@@ -59,6 +59,7 @@ MISTAKES: dict[str, tuple[Call, str]] = {
     "event-type": (lambda app: app.topic("bodies", event_type=Placed), "event_type of a topic is text"),
     "codec": (lambda app: app.topic("bodies", codec=broker.BodyCodec), "not the class BodyCodec"),
     "upgrade": (lambda app: app.topic("bodies", version=2, upgrade="up"), "takes a function"),
+    "store-name": (lambda _: broker.App("shop.v2.store"), r"'shop\.v2' takes .*, so .* cannot be it: App\(path, name="),
     "workers": (lambda app: app.workers("billing"), r"not 'billing': app.workers\(\[one for one in app.groups"),
     "workers-names": (lambda app: app.workers(["billing"]), "workers takes groups of handlers"),
     "runs": (lambda app: app.workers(runs=True), "runs= takes"),
