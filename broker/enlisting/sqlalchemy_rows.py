@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from broker.errors import AlreadyEnded, TransactionError
 from broker.ledger import COMMITTED, ROLLED_BACK, Ledger, executor
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection, Dialect, Table
+    from sqlalchemy import Connection, Dialect, Select, Table
     from sqlalchemy.engine.interfaces import DBAPIConnection
 
 _BATCH = 500  # keys in one SELECT: any database takes so many parameters
@@ -77,7 +78,7 @@ class SqlAlchemyRows:
         found: set[str] = set()
         for start in range(0, len(keys), _BATCH):
             wanted = column == keys[0] if len(keys) == 1 else column.in_(keys[start : start + _BATCH])
-            found.update(key for (key,) in connection.execute(select.where(wanted), execution_options=_UNMOVED))
+            found.update(key for (key,) in _rows(connection, select.where(wanted)))
         return found
 
     def _read_from(self, table: Table) -> None:
@@ -129,6 +130,17 @@ def _in_schema(table: Table, schema: str) -> Table:
     from sqlalchemy import MetaData
 
     return table.to_metadata(MetaData(), schema=schema)
+
+
+def _rows(connection: Connection, statement: Select[Any]) -> Iterable[Sequence[Any]]:
+    nested = connection.get_nested_transaction()
+    if nested is None or nested.is_active:
+        return connection.execute(statement, execution_options=_UNMOVED)
+    # After a savepoint whose RELEASE failed SQLAlchemy executes nothing, also when the transaction was rolled back.
+    words = str(statement.compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True}))
+    with contextlib.closing(connection.connection.cursor()) as cursor:
+        cursor.execute(words)
+        return list(cursor.fetchall())
 
 
 def in_transaction(connection: Connection) -> bool | None:

@@ -5,6 +5,7 @@ Each case is what an ordinary program might do. It is judged after check-back ha
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from unittest.mock import MagicMock
 
 import pytest
 from sqlalchemy import Engine, text
-from sqlalchemy.exc import IntegrityError, OperationalError
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.orm import Session
 
 import broker
@@ -224,6 +225,22 @@ def test_a_first_statement_that_mysql_rolls_back_takes_nothing_with_it(was_in_tr
     connection.connection.dbapi_connection.driver_connection = SimpleNamespace(server_status=int(was_in_transaction))
     note_error(connection, Exception(1213, "Deadlock found when trying to get lock"))
     assert SessionEnlistment(connection).was_undone is was_in_transaction
+
+
+def test_a_savepoint_whose_release_failed_leaves_nothing_in_doubt(desk: Desk) -> None:
+    """SQLAlchemy executes nothing more then, so that the database seemed not to say how the transaction ended."""
+    if desk.engine.dialect.name != "postgresql":
+        pytest.skip("PostgreSQL's")
+    desk.next_case()
+    with Session(desk.engine) as session:
+        desk.buy(session, 1)
+        savepoint = session.begin_nested()
+        with contextlib.suppress(DBAPIError):
+            session.execute(text("SELECT 1 / 0"))
+        with pytest.raises(DBAPIError):
+            savepoint.commit()
+    assert desk.shop.in_doubt() == 0
+    assert desk.there() == (set(), set())
 
 
 def test_check_back_is_faster_than_a_commit_on_sqlite(desk: Desk) -> None:
