@@ -25,6 +25,7 @@ import pyarrow.fs as pafs
 from broker.errors import CorruptStore, NotAStore, StoreError
 from broker.store.disk.files import Disk, Entry, Missing, ReadFile
 from broker.store.disk.open_files import OpenFiles
+from broker.store.disk.os_errors import FULL, temporary_not_written
 from broker.store.read.directory import StoreDirectory
 from broker.store.read.segments import NAME_DIGITS, Listing, Segment, SegmentDamage, is_base
 from broker.store.recover.watermark import Watermark
@@ -230,6 +231,8 @@ class ArchiveDisk(Disk):
         except FileNotFoundError as error:
             raise Missing(f"{path}: there is no such file", path=path) from error
         except (OSError, pa.ArrowException) as error:
+            if isinstance(error, OSError) and error.errno in FULL:
+                raise temporary_not_written(error, tempfile.gettempdir()) from error
             text = (
                 f"{path} cannot be unpacked as {compression}: {error}. Put a whole copy in its place, or move it out of"
             )

@@ -20,11 +20,13 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
-from broker.errors import BrokerError, CorruptStore, StoreError
+from broker.errors import BrokerError, CorruptStore, StoreError, StoreFull
 from broker.format import consumequeue, index, redolog, statetable
 from broker.format.checkpoint import Checkpoint, encode
 from broker.store.disk.files import Disk, Missing
+from broker.store.disk.os_errors import temporary_not_written
 from broker.store.disk.paths import Paths, given_path
 from broker.store.disk.store_lock import StoreLock
 from broker.store.maintain.checkpointing import checkpoint_as_is
@@ -114,7 +116,10 @@ def _compare(
     again = partial(_compare, path, disk, make, started, tries=tries - 1)
     try:
         with temporary_directory("checkback-rebuild-") as directory:
-            report = make().compare_only(StoreFiles.open(path, mark), directory, started)
+            try:
+                report = make().compare_only(StoreFiles.open(path, mark), directory, started)
+            except StoreFull as error:  # of what is made to be compared, not of the store
+                raise temporary_not_written(cast(OSError, error.__cause__), directory) from error
     except Missing:  # a writer finished the exchange of a rebuild that was killed, after the files were listed
         if tries == 1:
             raise

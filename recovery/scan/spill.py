@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from broker.store.disk.os_errors import temporary_not_written
 from recovery.interrupts import temporary_directory
 
 Rows = npt.NDArray[Any]
@@ -56,7 +57,7 @@ class Spill:
         self._directory: tempfile.TemporaryDirectory[str] | None = None
 
     def add(self, rows: Rows, partition: npt.NDArray[np.int64]) -> None:
-        """Deal rows to their partitions; within one, rows keep the order in which they were added."""
+        """Deal rows to their partitions; within one, rows keep the order in which they were added. Raises StoreFull."""
         if not len(rows):
             return
         if self.count == 1 or bool((partition == partition[0]).all()):
@@ -76,9 +77,14 @@ class Spill:
     def _write(self) -> None:
         if self._directory is None:
             self._directory = temporary_directory("checkback-")
-        for partition, parts in self._held.items():
-            with open(self._file(partition), "ab") as file:
-                file.writelines(np.ascontiguousarray(rows).data for rows in parts)
+        try:
+            for partition, parts in self._held.items():
+                with open(self._file(partition), "ab") as file:
+                    file.writelines(np.ascontiguousarray(rows).data for rows in parts)
+        except OSError as error:
+            refusal = temporary_not_written(error, self._directory.name)
+            self.close()
+            raise refusal from error
         self._held.clear()
         self._held_bytes = 0
 

@@ -12,6 +12,7 @@ import pytest
 
 import broker
 from recovery.repair.replaying import replay
+from recovery.scan import spill
 from recovery.views.messages.export import export
 from recovery.views.messages.find import Query
 from recovery.work.liveness import LivenessFile
@@ -103,6 +104,31 @@ def test_without_room_the_sentence_says_so_and_nothing_stays(store: Path, verb: 
     assert "does not fit" in ran.stderr
     assert "ulimit -f" in ran.stderr
     assert [path.name for path in store.parent.iterdir()] == ["shop.store"]
+
+
+@pytest.mark.parametrize("verb", ["verify", "pending"])
+def test_temporary_files_without_room(
+    store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    """A full /tmp: "standard output: No space left on device", and `salvage` said it of the disk of its copy."""
+    monkeypatch.setattr(spill, "PARTITION_BYTES", 1 << 18)
+    monkeypatch.setattr(spill, "_HELD_BYTES", 0)
+    monkeypatch.setattr(spill.Spill, "_file", lambda _self, _partition: Path("/dev/full"))
+    ran = command(capsys, verb, store)
+    assert ran.code == 2
+    assert "temporary files: " in ran.err
+    assert "Free some, or set TMPDIR to a directory on another disk" in ran.err
+
+
+def test_a_rebuild_that_only_compares_needs_room_for_temporary_files(store: Path) -> None:
+    """It named a file that was gone, and said that sends work again when there is space."""
+    line = [sys.executable, "-m", "recovery.cli", "rebuild", str(store)]
+    values = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    limited = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2048, 2048))  # noqa: E731 - one line, used once
+    ran = subprocess.run(line, capture_output=True, text=True, check=False, env=values, preexec_fn=limited)
+    assert ran.returncode == 2, ran.stderr
+    assert "checkback: temporary files: " in ran.stderr
+    assert "sends" not in ran.stderr
 
 
 def test_a_page_of_a_store_whose_path_is_not_utf_8(store: Path, capsys: pytest.CaptureFixture[str]) -> None:

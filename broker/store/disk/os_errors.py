@@ -54,6 +54,14 @@ def not_written(error: OSError, path: str) -> StoreError:
     return StoreFull(text, path=path, free_bytes=free_bytes(path))
 
 
+def temporary_not_written(error: OSError, directory: str) -> StoreError:
+    """Why a directory of temporary files takes no more of them: StoreFull when there is no room."""
+    if error.errno not in FULL:
+        return refused(error, directory)
+    text = _does_not_fit(error, directory, ", or set TMPDIR to a directory on another disk")
+    return StoreFull(f"temporary files: {text}", path=directory, free_bytes=free_bytes(directory))
+
+
 def not_continued(error: OSError, path: str) -> StoreError:
     """Why a work stops that goes on where it was, such as the copy of a master: StoreFull when there is no room."""
     if error.errno not in FULL:
