@@ -87,6 +87,7 @@ class Inspection:
     """One split; iterate, then take the blocks."""
 
     def __init__(self, task: InspectionTask, split: Split) -> None:
+        task.log.check_seen()
         self._task, self._log = task, task.log
         self.summary = SplitSummary(split)
         self._reading = Reading(task.log, split, _wants_of(task))

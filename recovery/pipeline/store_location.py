@@ -80,6 +80,15 @@ class LogManifest:
         """The other files of the store, as far as they are compared."""
         return self.place.files(self.watermark)
 
+    def check_seen(self) -> None:
+        """Raises NotAStore where a task runs on a machine that does not see the segments: it would find no records."""
+        disk = self.place.disk()
+        for directory in sorted({os.path.dirname(file.path) for file in self.files}):
+            if disk.entry(directory) is None:
+                text = f"{directory} is not there for a task of Spark, that is on the machine of an executor"
+                step = "All machines must see the store under one path: mount it there, or give a URI"
+                raise NotAStore(f"{text}. {step}", path=directory)
+
     def is_compressed(self, file: SegmentEntry) -> bool:
         """Whether a segment can only be read as a whole."""
         return os.path.splitext(file.path)[1] in COMPRESSIONS

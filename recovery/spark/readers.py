@@ -53,6 +53,7 @@ class RecordsReader(DataSourceReader):
         if not isinstance(partition, SplitPartition):  # where there is none to read, Spark makes up a partition
             return
         set_imports_aside()
+        partition.log.check_seen()
         settings = self.settings
         wants = wants_of(self.columns)
         reading = Reading(partition.log, partition.split, replace(wants, crc=wants.crc or settings.crc))
@@ -103,6 +104,7 @@ class FindingsReader(DataSourceReader):
         """The findings of a split."""
         set_imports_aside()
         log = partition.log
+        log.check_seen()
         if partition.split.number < 0:
             found = [Damage(one.kind, one.start, one.end - one.start, one.reason, one.path) for one in log.damages]
         else:

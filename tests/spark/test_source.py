@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,11 +13,12 @@ import pyarrow.compute as pc
 import pytest
 
 import broker
-from broker.errors import NotAStore
+from broker.errors import CorruptStore, NotAStore
 from recovery.scan import scan as local_scan
 from recovery.spark import findings, register, scan, stream
 from recovery.spark.options import NAME, OPTIONS, settings_of, spark_schema
 from recovery.spark.selection import BadOption
+from recovery.spark.source import CommitLogSource
 from tests.scan.logs import Chunk, Log, Wanted
 
 if TYPE_CHECKING:
