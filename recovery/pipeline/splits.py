@@ -73,6 +73,7 @@ class Reading:
     first: int | None = None  # the CommitLog offset of the first record
     end_offset: int | None = None  # after the last record
     damages: list[Damage] = field(default_factory=list)  # those that begin behind a record of this split
+    is_expired: bool = False  # whether its segment was removed before it was read
 
     def __iter__(self) -> Iterator[Records]:
         """The records in log order; each batch stands until the next is asked for."""
@@ -94,6 +95,23 @@ class Reading:
             if len(own):
                 yield self._take(own)
         self._note_damages(scan, segment)
+
+    def damages_in_front(self) -> list[Damage]:
+        """What is wrong where the split begins, though no record of it comes before: the split before has it, if any.
+
+        Where neither a record nor a blank begins there, what leads to it is looked at: the segment is walked from its
+        beginning. Call it behind the iteration.
+        """
+        segment, start = self._listing.based(self.split.base), self.split.start
+        if segment is None or start in (segment.base, self.first) or not damages_at(self._listing, segment, start):
+            return []
+        scan = Scan(Listing((segment,), self._listing.segment_size), segment.base, start + 1, resync=True)
+        for _ in scan:
+            pass
+        if scan.end_offset > start:  # a record reaches over it
+            return []
+        found = [damage for damage in scan.damages if damage.commitlog_offset + damage.size > start]
+        return found or damages_at(self._listing, segment, scan.end_offset)
 
     def _scan(self, segment: Segment, start: int) -> Scan:
         listing = Listing((segment,), self._listing.segment_size)
@@ -118,6 +136,7 @@ class Reading:
 
     def _note_damages(self, scan: Scan, segment: Segment) -> None:
         """What begins behind a record of this split, or at the beginning of the segment, is this split's to verify."""
+        self.is_expired = bool(scan.expired)
         is_first = self.split.start == segment.base
         low = segment.base if is_first else self.first
         if low is not None and self.end_offset is not None:

@@ -58,6 +58,7 @@ class Scan:
         None
     )  # sees each window in order, mostly in another thread, while the batch before is used
     damages: list[Damage] = field(default_factory=list)
+    expired: list[str] = field(default_factory=list)  # segments that were removed before they were read
     end_offset: int = 0
 
     def __post_init__(self) -> None:
@@ -74,8 +75,8 @@ class Scan:
                 if self._is_inside(segment):
                     try:
                         yield from self._segment(segment)
-                    except Missing:  # it expired under us
-                        pass
+                    except Missing:
+                        self.expired.append(segment.path)
                     self.progress(segment.base + segment.size - self.listing.begin)
             self._finish()
         finally:

@@ -44,7 +44,7 @@ class RecordsReader(DataSourceReader):
         """The splits in which a wanted record may begin."""
         log = self.settings.place.log()
         if self.settings.on_corrupt == "fail":
-            fail_at_damage_of_files(log)
+            fail_at_damage_of_files(log, self.selection.start, self.selection.end)
         splits = plan(log, self.settings.split_bytes, self.selection.start, self.selection.end)
         return [SplitPartition(log, split) for split in splits]
 
@@ -65,13 +65,14 @@ class RecordsReader(DataSourceReader):
                 wanted = wanted.take(np.setdiff1d(np.arange(len(wanted)), wanted.bad_crcs()))
             yield from batches_of(wanted, self.columns, settings.rows)
         if settings.on_corrupt == "fail":
-            self._fail_at_damage(reading, None)
+            if partition.split.number == 0:  # of a later one it belongs to the split before
+                _fail_at(reading.damages_in_front())
+            _fail_at(reading.damages)
+            _fail_where_it_expired(reading)
 
-    def _fail_at_damage(self, reading: Reading, records: Records | None) -> None:
-        damages = [damage for damage in reading.damages if damage.kind != "torn-tail"]
-        if damages:
-            raise _corrupt(damages[0])
-        if self.settings.crc and records is not None:
+    def _fail_at_damage(self, reading: Reading, records: Records) -> None:
+        _fail_at(reading.damages)
+        if self.settings.crc:
             for damage in bad_records(records, reading.log):
                 raise _corrupt(damage)
 
@@ -138,6 +139,20 @@ def fail_at_damage_of_files(log: LogManifest, start: int = 0, end: int | None = 
     for one in log.damages:
         if one.end > start and (end is None or one.start < end):
             raise _corrupt(Damage(one.kind, one.start, one.end - one.start, one.reason, one.path))
+
+
+def _fail_at(damages: Sequence[Damage]) -> None:
+    """Raises CorruptStore where there is more than the torn tail of the log."""
+    for damage in damages:
+        if damage.kind != "torn-tail":
+            raise _corrupt(damage)
+
+
+def _fail_where_it_expired(reading: Reading) -> None:
+    if reading.is_expired:
+        split, file = reading.split, reading.log.file_at(reading.split.start)
+        reason = "the segment was removed before it was read"
+        raise _corrupt(Damage("segment-missing", split.start, split.end - split.start, reason, file))
 
 
 def _corrupt(damage: Damage) -> BrokerError:

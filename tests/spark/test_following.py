@@ -139,3 +139,27 @@ def test_a_stream_that_is_to_fail_at_damage_fails_where_a_part_of_the_log_is_gon
         strict.latestOffset(behind)
     assert lenient.latestOffset(behind) == behind
     assert strict.latestOffset(end) == end
+
+
+def test_a_stream_that_is_to_fail_at_damage_fails_where_its_batch_begins_with_it(tmp_path: Path) -> None:
+    """What was damaged before the stream got there belongs to no batch before: it was passed over in silence."""
+    log = Log(8192)
+    _append(log, 12)
+    offsets = sorted(log.records)
+    log.segments[0][offsets[4] + 4] ^= 0xFF
+    (tmp_path / "store").mkdir()
+    _write(log, tmp_path / "store")
+    strict = FollowingReader(
+        settings_of({"path": str(tmp_path / "store"), "onCorrupt": "fail", "splitBytes": "1024"}), ["commitlog_offset"]
+    )
+    end = {"commitlog_offset": log.end}
+
+    def read(start: int) -> list[int]:
+        parts = strict.partitions({"commitlog_offset": start}, end)
+        return [at for part in parts for batch in strict.read(part) for at in batch.column(0).to_pylist()]
+
+    for start in (offsets[4], offsets[4] + 50):
+        with pytest.raises(CorruptStore, match=f"CommitLog offset {offsets[4]}: no record begins here"):
+            read(start)
+    assert read(offsets[5] + 1) == offsets[6:]
+    assert read(log.end - 1) == []

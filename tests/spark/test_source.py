@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import shutil
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from broker.errors import CorruptStore, NotAStore
 from recovery.scan import scan as local_scan
 from recovery.spark import findings, register, scan, stream
 from recovery.spark.options import NAME, OPTIONS, settings_of, spark_schema
+from recovery.spark.readers import RecordsReader
 from recovery.spark.selection import BadOption
 from recovery.spark.source import CommitLogSource
 from tests.scan.logs import Chunk, Log, Wanted
@@ -108,6 +110,25 @@ def test_damage_is_reported_passed_over_or_fatal(spark: SparkSession, damaged: P
         scan(spark, path, onCorrupt="fail").count()
 
 
+def test_damage_is_fatal_in_the_range_that_is_read(damaged: Path) -> None:
+    """A range that begins in it lost records in silence; a segment that is missing elsewhere hinders no query."""
+    shutil.copy(damaged / "commitlog" / f"{0:020}", damaged / "commitlog" / f"{3 * 8192:020}")
+    places = _all(damaged)["commitlog_offset"].to_pylist()
+    hurt = next(after for at, after in pairwise(places) if after - at > 500) - 100
+
+    def read(**options: str) -> list[int]:
+        settings = settings_of({"path": str(damaged), "onCorrupt": "fail", **options})
+        reader = RecordsReader(settings, ["commitlog_offset"])
+        return [at for part in reader.partitions() for batch in reader.read(part) for at in batch.column(0).to_pylist()]
+
+    with pytest.raises(CorruptStore, match="no record begins here"):
+        read(startOffset=str(hurt), endOffset="8192")
+    later = hurt + 200
+    assert read(startOffset=str(later), endOffset="8192") == [at for at in places if later <= at < 8192]
+    with pytest.raises(CorruptStore, match="is missing"):
+        read(startOffset=str(later))
+
+
 @pytest.mark.parametrize(("suffix", "compression"), [("gz", "gzip"), ("zst", "zstd"), ("lz4", "lz4")])
 def test_compressed_segments(
     spark: SparkSession, golden: Callable[[str], Path], tmp_path: Path, suffix: str, compression: str
@@ -151,6 +172,27 @@ def test_segments_that_go_while_the_query_runs(spark: SparkSession, tmp_path: Pa
     lost = {at for at in offsets if at < 8192 or (at < 3 * 8192 and at + len(log.records[at]) > cut_at)}
     assert len(lost) > 10
     assert found == set(offsets) - lost
+
+
+def test_a_segment_that_goes_while_the_query_runs_is_fatal_where_damage_is(damaged: Path) -> None:
+    """Retention removed it after the splits were planned: a query that is to fail left its records out in silence."""
+    reader = RecordsReader(settings_of({"path": str(damaged), "onCorrupt": "fail"}), ["commitlog_offset"])
+    part = list(reader.partitions())[-1]
+    (damaged / "commitlog" / f"{8192:020}").unlink()
+    with pytest.raises(CorruptStore, match="8192: the segment was removed before it was read"):
+        list(reader.read(part))
+
+
+@pytest.mark.parametrize("table", ["records", "findings"])
+def test_an_executor_that_does_not_see_the_store_finds_no_empty_one(damaged: Path, table: str) -> None:
+    """A cluster where the store lies on the driver's own disk had no rows, or those of some machines alone."""
+    source = CommitLogSource({"path": str(damaged), "table": table})
+    reader = source.reader(source.schema())
+    parts = list(reader.partitions())
+    shutil.rmtree(damaged / "commitlog")
+    for part in parts:
+        with pytest.raises(NotAStore, match=r"commitlog is not there for a task of Spark, .* under one path"):
+            list(reader.read(part))
 
 
 @pytest.mark.parametrize("door", [scan, findings, stream])
