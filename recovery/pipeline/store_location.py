@@ -26,6 +26,7 @@ from broker.errors import CorruptStore, NotAStore, StoreError
 from broker.store.disk.files import Disk, Entry, Missing, ReadFile
 from broker.store.disk.open_files import OpenFiles
 from broker.store.disk.os_errors import FULL, temporary_not_written
+from broker.store.disk.paths import path_of_store
 from broker.store.read.directory import StoreDirectory
 from broker.store.read.segments import NAME_DIGITS, Listing, Segment, SegmentDamage, is_base
 from broker.store.recover.watermark import Watermark
@@ -108,6 +109,10 @@ class StoreLocation:
     def is_local(self) -> bool:
         return "://" not in self.path
 
+    def for_all(self) -> StoreLocation:
+        """The same for other processes: an executor has a current directory of its own."""
+        return StoreLocation(path_of_store(self.path)) if self.is_local else self
+
     @property
     def inside(self) -> str:
         """The path on the disk that the place is on."""
@@ -132,7 +137,7 @@ def manifest_of(place: StoreLocation, store: StoreFiles) -> LogManifest:
     """What executors need to know of the part of a log that is compared."""
     listing = store.compared
     files = tuple(SegmentEntry(segment.base, segment.size, segment.path) for segment in listing.segments)
-    return LogManifest(place, files, listing.segment_size, listing.damages, store.watermark)
+    return LogManifest(place.for_all(), files, listing.segment_size, listing.damages, store.watermark)
 
 
 @cache

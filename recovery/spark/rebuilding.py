@@ -160,8 +160,8 @@ class SparkBuild(Build):
         """What the tasks are tracker."""
         whole_records = self.index.whole_records
         return RebuildPlan(
-            StoreLocation(self.files.path),
-            self.paths.store,
+            StoreLocation(self.files.path).for_all(),
+            os.path.abspath(self.paths.store),
             self._sizes,
             self.rule,
             whole_records,

@@ -35,7 +35,7 @@ def scan(
     register(spark)
     pushdown = str(spark.conf.get(_PUSHDOWN, "false")).lower()
     reader = spark.read.format(NAME).schema(schema).option("pushdown", pushdown)
-    return reader.options(**texts).load(os.fspath(path))
+    return reader.options(**texts).load()
 
 
 def findings(spark: SparkSession, path: str | os.PathLike[str], *, crc: bool = True, **options: Any) -> DataFrame:
@@ -46,7 +46,7 @@ def findings(spark: SparkSession, path: str | os.PathLike[str], *, crc: bool = T
     """
     texts = _checked(path, {**options, "table": "findings", "crc": crc})
     register(spark)
-    return spark.read.format(NAME).options(**texts).load(os.fspath(path))
+    return spark.read.format(NAME).options(**texts).load()
 
 
 def stream(
@@ -58,14 +58,15 @@ def stream(
     """
     schema, texts = spark_schema(columns), _checked(path, options)
     register(spark)
-    return spark.readStream.format(NAME).schema(schema).options(**texts).load(os.fspath(path))
+    return spark.readStream.format(NAME).schema(schema).options(**texts).load()
 
 
 def _checked(path: str | os.PathLike[str], options: Mapping[str, Any]) -> dict[str, str]:
-    """The options as Spark takes them. Raises BadOption and NotAStore.
+    """The options as Spark takes them, with the path. Raises BadOption and NotAStore.
 
-    Spark would raise them, too, in the traceback of a Python process of its own.
+    Spark would raise them, too, in the traceback of a Python process of its own, which has another current directory.
     """
     texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
-    settings_of({**texts, "path": os.fspath(path)}).place.files()
-    return texts
+    place = settings_of({**texts, "path": os.fspath(path)}).place
+    place.files()
+    return {**texts, "path": place.for_all().path}

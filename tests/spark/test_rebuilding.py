@@ -57,6 +57,18 @@ def test_the_rebuild_of_our_store_is_the_live_one_byte_for_byte(spark: SparkSess
     assert verify(path).ok
 
 
+def test_a_relative_path_is_that_of_the_driver(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tasks, whose current directory is another, found neither the store nor the place for its files."""
+    path = store_of(tmp_path / "store", 20)
+    before = derived(path)
+    next(file for file in (path / "consumequeue").rglob("*") if file.is_file()).write_bytes(b"")
+    monkeypatch.chdir(tmp_path)
+    assert rebuild(spark, "store", apply=True).applied
+    assert derived(path) == before
+
+
 def test_it_repairs_what_the_real_broker_broke(spark: SparkSession, golden_copy: Callable[[str], Path]) -> None:
     """RocketMQ 3.1.5 renumbered the slots; the report is the local engine's, and afterwards the store is well."""
     path = golden_copy("rocketmq-3.1.5-recovered")

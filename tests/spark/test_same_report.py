@@ -5,11 +5,13 @@ The tasks run here without Spark, which is fast enough for many examples; `test_
 
 from __future__ import annotations
 
+import contextlib
 import random
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -21,6 +23,7 @@ from broker.live import LiveStore, open_live
 from broker.store.read.layout import StoreLayout
 from broker.store.shared.control import Word
 from recovery.pipeline import splits
+from recovery.pipeline.in_memory import InMemoryExecutor
 from recovery.pipeline.inspection import InspectionTask
 from recovery.pipeline.store_location import StoreLocation, manifest_of
 from recovery.pipeline.verification import comparing, verify_in_stages
@@ -50,6 +53,20 @@ def test_golden_stores(golden: Callable[[str], Path], name: str, split_bytes: in
     """The stores of real brokers: killed ones, and one whose table the broker broke."""
     path = str(golden(name))
     assert comparable(verify_inline(path, split_bytes)) == comparable(verify(path))
+
+
+def test_a_relative_path_is_that_of_the_driver(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An executor has a current directory of its own, and found no store there."""
+
+    def elsewhere(function: Callable[..., Any], *arguments: Iterable[Any]) -> list[Any]:
+        with contextlib.chdir("/"):
+            return list(map(function, *arguments))
+
+    monkeypatch.chdir(small.parent)
+    location = StoreLocation(small.name)
+    files = location.files()
+    report = verify_in_stages(InMemoryExecutor(elsewhere), files, manifest_of(location, files), split_bytes=2000)
+    assert comparable(report) == comparable(verify(str(small)))
 
 
 @tries(20)

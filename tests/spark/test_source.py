@@ -46,6 +46,16 @@ def test_all_columns_are_those_of_the_local_scan(
     assert _rows(scan(spark, str(path), splitBytes=split_bytes).toArrow()) == _rows(_all(path))
 
 
+def test_a_relative_path_is_that_of_the_caller(
+    spark: SparkSession, golden: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A notebook changes its directory after Spark started: the process that plans the query keeps the old one."""
+    path = golden(STORE)
+    monkeypatch.chdir(path.parent)
+    assert scan(spark, STORE, columns=["topic"]).count() == len(_all(path))
+    assert findings(spark, STORE).count() == 0
+
+
 def test_a_schema_chooses_columns(spark: SparkSession, golden: Callable[[str], Path]) -> None:
     """Only what is asked for is decoded, in that order; a count needs none."""
     path = golden(STORE)
