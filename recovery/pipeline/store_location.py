@@ -140,12 +140,16 @@ def manifest_of(place: StoreLocation, store: StoreFiles) -> LogManifest:
     return LogManifest(place.for_all(), files, listing.segment_size, listing.damages, store.watermark)
 
 
-@cache
 def _disk(path: str) -> tuple[Disk, str]:
     """The disk of a path or URI, and the path on it."""
-    if "://" not in path:
+    if "://" not in path:  # not kept: a relative path leads elsewhere when the process changes its directory
         plain = path if path == os.sep else path.rstrip(os.sep)
         return ArchiveDisk(None), os.path.abspath(plain)
+    return _disk_of_uri(path)
+
+
+@cache
+def _disk_of_uri(path: str) -> tuple[Disk, str]:
     filesystem, inside = filesystem_of(path)
     if isinstance(filesystem, pafs.LocalFileSystem):
         return ArchiveDisk(None), inside.rstrip("/") or "/"

@@ -80,3 +80,12 @@ def test_a_split_has_a_least_size(tmp_path: Path) -> None:
     """A split of a few bytes would be a task for each record."""
     with pytest.raises(ValueError, match="at least 1024"):
         plan(StoreLocation(str(Log(4096).write(tmp_path))).log(), 1000)
+
+
+def test_a_relative_path_leads_where_the_process_is_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a change of directory a job read the store that had the name in the one before, and reported on that."""
+    for name in ("before", "after"):
+        Log(4096).write(tmp_path / name / "store")
+        monkeypatch.chdir(tmp_path / name)
+        assert StoreLocation("store").files().path == str(tmp_path / name / "store")
+        assert StoreLocation("store").inside == str(tmp_path / name / "store")
