@@ -2,11 +2,12 @@
 
     split ──► cells (units that know their place; redo units and index items, which do not yet)
     counts of all splits ──► the place of each ──► pieces, dealt by the file that they belong to
-    pieces of one file, in log order ──► the file: written aside, forced, renamed
+    pieces of one file, in log order ──► the file: written aside, flushed; the driver gives it its name
 
-What a task that Spark runs twice writes is the same file; no two tasks write to one. An index file is filled in order,
-since each of its items names the one before it in its slot: that is why items travel to one task for each file, which
-holds the slots (20 MB by default) and a block of items at a time.
+Spark may run a task twice, and one that it gave up goes on for a while: each run writes files of its own, the driver
+takes those of the run that counts. No two tasks write one file. An index file is filled in order, since each item names
+the one before it in its slot: so items travel to one task for each file, which holds the slots (20 MB by default) and
+a block of items at a time.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from zlib import crc32
 import numpy as np
 import pyarrow as pa
 
-from broker.errors import BrokerError
+from broker.errors import BrokerError, StoreError
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
 from broker.store.read.inventory import Misfit
@@ -47,6 +48,7 @@ CELLS, REDO, ITEMS, BATCHES, WRITTEN = "cells", "redo", "items", "batches", "fil
 BATCH_QUEUE = "batchconsumequeue"
 QUEUE, REDO_LOG, TABLE, INDEX = "consumequeue", "redolog", "statetable", "index"
 _INDEX_DIGITS = 17
+SCRATCH = "task-"  # directories of tasks beside those of the files
 _NO_NUMBERS = np.zeros(0, np.int64)
 _DTYPES: dict[str, Any] = {QUEUE: UNIT, BATCH_QUEUE: BATCH_UNIT, REDO_LOG: UNIT, TABLE: SLOT}
 
@@ -130,7 +132,18 @@ class WrittenFile:
     end: int = 0
     end_ms: int = 0
     claims: list[Claim] = field(default_factory=list)
+    beside: str = ""  # where it lies until it gets its name
     error: str = ""
+
+    def put_in_place(self, disk: Disk, rebuild_plan: RebuildPlan) -> None:
+        """Give the file its name. Raises StoreError when it is not here."""
+        path = self.target.path(rebuild_plan)
+        if disk.entry(self.beside) is None:
+            text = f"{path} was written by an executor, and is not here"
+            raise StoreError(f"{text}: set TMPDIR to a directory that all machines share", path=path)
+        if disk.entry(os.path.dirname(path)) is None:
+            disk.create_directory(os.path.dirname(path))
+        disk.rename(self.beside, path)
 
 
 def chunks(rebuild_plan: RebuildPlan, target: OutputFile, order: int, numbers: Ints, rows: Rows) -> Iterator[FileChunk]:
@@ -286,9 +299,8 @@ class _UnitFileWriter:
             numbers, slots = _together(self._cells, SLOT)
             order = np.lexsort((slots["commitlog_offset"], numbers))
             self._put(*owners(numbers[order], slots[order], self._written.claims))
-        path, beside = self._target.path(self._plan), os.path.join(scratch, uuid.uuid4().hex)
-        disk.write_file(beside, self._rows.tobytes())
-        _put_in_place(disk, beside, path)
+        self._written.beside = os.path.join(scratch, uuid.uuid4().hex)
+        disk.write_file(self._written.beside, self._rows.tobytes())
         return self._written
 
 
@@ -296,7 +308,7 @@ class _IndexFileWriter:
     """An index file, filled as its items come."""
 
     def __init__(self, rebuild_plan: RebuildPlan, target: OutputFile, disk: Disk, scratch: str) -> None:
-        self._target, self._path = target, target.path(rebuild_plan)
+        self._target = target
         self._directory = os.path.join(scratch, uuid.uuid4().hex)
         sizes = rebuild_plan.sizes
         self._files = IndexFiles(
@@ -311,16 +323,10 @@ class _IndexFileWriter:
 
     def finish(self, disk: Disk, scratch: str) -> WrittenFile:
         """Write its slots and header."""
-        del scratch
+        del disk, scratch
         self._files.finish()
-        _put_in_place(disk, os.path.join(self._directory, os.path.basename(self._path)), self._path)
-        return WrittenFile(self._target, end_ms=self._end_ms)
-
-
-def _put_in_place(disk: Disk, beside: str, path: str) -> None:
-    if disk.entry(os.path.dirname(path)) is None:
-        disk.create_directory(os.path.dirname(path))
-    disk.rename(beside, path)
+        beside = os.path.join(self._directory, f"{self._target.file:0{_INDEX_DIGITS}}")
+        return WrittenFile(self._target, end_ms=self._end_ms, beside=beside)
 
 
 def file_writer(rebuild_plan: RebuildPlan) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -340,7 +346,7 @@ def file_writer(rebuild_plan: RebuildPlan) -> Callable[[Iterable[pa.RecordBatch]
 
 
 def _written(rebuild_plan: RebuildPlan, batches: Iterable[pa.RecordBatch]) -> Iterator[WrittenFile]:
-    disk, scratch = Disk(), os.path.join(rebuild_plan.directory, f"task-{uuid.uuid4().hex}")
+    disk, scratch = Disk(), os.path.join(rebuild_plan.directory, f"{SCRATCH}{uuid.uuid4().hex}")
     open_files: dict[OutputFile, _UnitFileWriter | _IndexFileWriter] = {}
     part = -1
     for batch in batches:
@@ -350,16 +356,13 @@ def _written(rebuild_plan: RebuildPlan, batches: Iterable[pa.RecordBatch]) -> It
                 part = found
             if chunk.target not in open_files:
                 _ready(disk, rebuild_plan, scratch)
-                is_index = chunk.target.kind == INDEX
                 open_files[chunk.target] = (
                     _IndexFileWriter(rebuild_plan, chunk.target, disk, scratch)
-                    if is_index
+                    if chunk.target.kind == INDEX
                     else _UnitFileWriter(rebuild_plan, chunk.target)
                 )
             open_files[chunk.target].add(chunk)
     yield from _finished(open_files, disk, scratch)
-    if disk.entry(scratch) is not None:
-        disk.remove_tree(scratch)
 
 
 def _ready(disk: Disk, rebuild_plan: RebuildPlan, scratch: str) -> None:

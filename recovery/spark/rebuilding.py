@@ -34,6 +34,7 @@ from recovery.pipeline.split_builder import (
     QUEUE,
     REDO,
     REDO_LOG,
+    SCRATCH,
     TABLE,
     WRITTEN,
     EntryCounts,
@@ -238,9 +239,10 @@ class SparkBuild(Build):
         for one in written:
             if one.error:
                 raise StoreError(one.error, path=self.paths.store)
-            if self._disk.entry(one.target.path(rebuild_plan)) is None:
-                text = f"{one.target.path(rebuild_plan)} was written by an executor, and is not here"
-                raise StoreError(f"{text}: set TMPDIR to a directory that all machines share", path=self.paths.store)
+            one.put_in_place(self._disk, rebuild_plan)
+        for entry in self._disk.entries(rebuild_plan.directory):
+            if entry.name.startswith(SCRATCH):  # of this run, and of one that does not count
+                self._disk.remove_tree(entry.path)
         return written
 
     def _know(self, written: list[WrittenFile], layout: Placement) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 import broker
@@ -18,7 +20,20 @@ from broker.store.read.layout import StoreLayout
 from broker.store.write.pending_record import end_draft
 from broker.store.writer import open_writer
 from broker.transaction.events import Generation
-from recovery.pipeline.split_builder import RebuildPlan, SplitBuilder
+from recovery.pipeline.blocks import each_of, values_of
+from recovery.pipeline.split_builder import (
+    INDEX,
+    ITEM,
+    QUEUE,
+    UNIT,
+    WRITTEN,
+    FileChunk,
+    OutputFile,
+    RebuildPlan,
+    SplitBuilder,
+    chunk_rows,
+    file_writer,
+)
 from recovery.pipeline.stages import InspectedLog, inspect_log
 from recovery.pipeline.store_location import StoreLocation
 from recovery.rebuild.rebuilder import rebuild as local_rebuild
@@ -206,3 +221,27 @@ def test_a_task_notes_records_that_nothing_is_built_for(
     for records in Scan(files.commitlog):
         builder.add(records, Kinds(records))
     assert [misfit.what[: len(what)] for misfit in builder.counts().misfits] == [what] * bool(what)
+
+
+def test_a_task_that_goes_on_after_spark_gave_it_up_changes_no_file(tmp_path: Path) -> None:
+    """It took away what the driver had added to the file meanwhile."""
+    files = StoreFiles.open(store_of(tmp_path / "store", 4))
+    plan = RebuildPlan(
+        StoreLocation(files.path), str(tmp_path / "new"), sizes_of(files, Disk()), IndexingRule.V5, whole_records=True,
+        batch_queue_bytes=4600, table_generation=Generation.STATE_TABLE,
+    )  # fmt: skip
+    (tmp_path / "new").mkdir()
+    queue, index = OutputFile(QUEUE, 0, "orders", 0), OutputFile(INDEX, 20260101000000000)
+    chunks = [
+        FileChunk(queue, 0, np.arange(2), np.ones(2, UNIT)),
+        FileChunk(index, 0, np.arange(2), np.ones(2, ITEM)),
+    ]
+    pieces = list(chunk_rows(sorted(chunks, key=lambda chunk: chunk.target.part)))
+    run = file_writer(plan)
+    written = list(values_of(pa.Table.from_batches(run(pieces)), WRITTEN))
+    for one in written:
+        one.put_in_place(Disk(), plan)
+        Path(one.target.path(plan)).write_bytes(b"with what was added")
+    assert [one.target for one in written] == [chunk.target for batch in pieces for _, _, chunk in each_of(batch)]
+    assert list(run(pieces))
+    assert {Path(target.path(plan)).read_bytes() for target in (queue, index)} == {b"with what was added"}
