@@ -103,7 +103,7 @@ class Build:
         for run in map(self.lives.present, queue_runs(records, kinds)):
             queue = self._queue(run.topic, run.queue_id)
             if queue is not None:
-                refuse_numbers(self.files, _messages_of(run.topic, run.queue_id), int(run.numbers.min(initial=0)), 0)
+                refuse_numbers(self.files, messages_of(run.topic, run.queue_id), int(run.numbers.min(initial=0)), 0)
                 keep_live_tags(run, self.files)
                 queue.write(run.numbers, run.units)
 
@@ -150,7 +150,7 @@ class Build:
         """Before the files between the first number and the last are made."""
         for (topic, queue_id), queue in self.queues.items():
             if queue.end:
-                refuse_numbers(self.files, _messages_of(topic, queue_id), queue.begin, queue.end)
+                refuse_numbers(self.files, messages_of(topic, queue_id), queue.begin, queue.end)
         if self.table.end:
             refuse_numbers(self.files, "the slots", self.table.begin, self.table.end)
 
@@ -268,7 +268,8 @@ class Build:
             yield "redolog", live.redo_log, self.paths.redo_log
 
 
-def _messages_of(topic: str, queue_id: int) -> str:
+def messages_of(topic: str, queue_id: int) -> str:
+    """A queue's messages, as a sentence names them."""
     return f"the messages in queue {queue_id} of {topic}"
 
 

@@ -52,11 +52,12 @@ from recovery.pipeline.splits import SPLIT_BYTES
 from recovery.pipeline.stages import InspectedLog, inspect_log
 from recovery.pipeline.store_location import LogManifest, StoreLocation, manifest_of
 from recovery.rebuild.batch_queues import first_units
-from recovery.rebuild.builder import Build, listing_of
+from recovery.rebuild.builder import Build, listing_of, messages_of
 from recovery.rebuild.entries import UNIT
 from recovery.rebuild.rebuilder import Progress, Rebuilding
 from recovery.rebuild.rebuilder import rebuild as rebuild_by
 from recovery.rebuild.report import RebuildReport
+from recovery.rebuild.unfit_log import refuse_numbers
 from recovery.scan.kinds import Kinds
 from recovery.scan.record_at import record_at
 from recovery.scan.records import Records
@@ -239,6 +240,10 @@ class SparkBuild(Build):
         for one in written:
             if one.error:
                 raise StoreError(one.error, path=self.paths.store)
+            kind, _, topic, queue_id = one.target
+            what = messages_of(topic, queue_id) if kind == QUEUE else "the slots"
+            refuse_numbers(self.files, what, one.begin, 0)
+        for one in written:
             one.put_in_place(self._disk, rebuild_plan)
         for entry in self._disk.entries(rebuild_plan.directory):
             if entry.name.startswith(SCRATCH):  # of this run, and of one that does not count

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ import pytest
 
 import broker
 from broker.errors import CorruptStore, StoreError
+from broker.format.commitlog import RecordHead
 from broker.format.sysflag import TransactionType
 from broker.store.disk.files import Disk
 from broker.store.read.layout import StoreLayout
@@ -46,6 +48,8 @@ from recovery.transactions.in_doubt import Pending
 from recovery.verify.index_items import IndexingRule
 from recovery.verify.verifier import verify
 from tests.rebuild.derived_files import derived, store_of, store_with_a_wrong_queue_id
+from tests.scan import small_stores
+from tests.scan.small_broker import V5
 from tests.store.filled import fill, half
 
 if TYPE_CHECKING:
@@ -179,6 +183,19 @@ def test_what_is_appended_while_spark_reads_is_in_it(
     assert local_rebuild(path, apply=True).differences == ()
     assert derived(path) == after
     assert verify(path).ok
+
+
+def test_a_number_that_no_message_has_is_damage(spark: SparkSession, tmp_path: Path) -> None:
+    """It was left out in silence, and the queue put in place without the message."""
+    path = tmp_path / "store"
+    written = small_stores.build(V5, path)
+    plain = next(one for one in written.records if written.roles[one.commitlog_offset] == "plain")
+    with (path / "commitlog" / f"{0:020}").open("r+b") as segment:
+        segment.seek(plain.commitlog_offset + RecordHead.OFFSET["queue_offset"])
+        segment.write((-1).to_bytes(8, "big", signed=True))
+    for engine in (local_rebuild, partial(rebuild, spark)):
+        with pytest.raises(CorruptStore, match="have the numbers -1 to -1: a record is damaged"):
+            engine(str(path))
 
 
 def test_a_damaged_log_is_no_ground_to_build_on(spark: SparkSession, golden_copy: Callable[[str], Path]) -> None:
