@@ -24,6 +24,7 @@ SCHEMA = pa.schema([("tag", pa.string()), ("part", pa.int32()), ("payload", pa.b
 SCHEMA_DDL = "tag string, part int, payload binary"
 
 EVENTS, NAMED, KEYED, SUMMARY, OUTCOMES, ROWS = "events", "named", "keyed", "summary", "outcomes", "rows"
+FAILED = "failed"  # a BrokerError: as an exception, Spark would run the task again, and then show its own traceback
 
 PARTITION_BYTES = 128 << 20  # of log: at most 1.5 million of the smallest records, 130 MB of events
 

@@ -4,11 +4,12 @@ memory ends."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from recovery.pipeline.blocks import OUTCOMES, SCHEMA_DDL, SUMMARY, rows_of, values_of
+from broker.errors import BrokerError
+from recovery.pipeline.blocks import FAILED, OUTCOMES, SCHEMA_DDL, SUMMARY, rows_of, values_of
 from recovery.pipeline.inspection import Inspection, InspectionTask, SplitSummary
 from recovery.pipeline.joins import JoinContext, PartitionResult
 from recovery.pipeline.splits import Split
@@ -36,11 +37,14 @@ class SparkExecutor:
         def inspect(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
                 for number in batch.column(0).to_pylist():
-                    yield from rows_of(Inspection(task, every[number]).run())
+                    yield from rows_of(_inspected(task, every[number]))
 
         numbers = self._spark.range(0, len(splits), 1, self.tasks(len(splits)))
         self._events = self._keep(mapped(numbers, inspect, SCHEMA_DDL))
-        return list(values_of(self.events.where(f"tag = '{SUMMARY}'").toArrow(), SUMMARY))
+        found = self.events.where(f"tag in ('{SUMMARY}', '{FAILED}')").toArrow()
+        for error in values_of(found, FAILED):
+            raise error
+        return list(values_of(found, SUMMARY))
 
     @property
     def events(self) -> DataFrame:
@@ -97,6 +101,14 @@ class SparkExecutor:
         for frame in self._cached:
             frame.unpersist()
         self._cached.clear()
+
+
+def _inspected(task: InspectionTask, split: Split) -> Iterator[tuple[str, int, Any]]:
+    """What the inspection of a split hands over, or why there is none."""
+    try:
+        yield from Inspection(task, split).run()
+    except BrokerError as error:
+        yield FAILED, 0, error
 
 
 def _by_part(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 import threading
@@ -13,12 +14,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from broker.errors import StoreError
+from broker.errors import CorruptStore, StoreError
 from recovery.spark import transactions, verify, write_transactions
 from recovery.spark.mapping import mapped
 from recovery.spark.progress import watched
 from recovery.transactions.in_doubt import Pending
 from recovery.verify.verifier import verify as local_verify
+from tests.scan.logs import Chunk, Log, Wanted
 from tests.spark.inline import comparable
 
 if TYPE_CHECKING:
@@ -99,6 +101,18 @@ def test_a_damaged_store_gives_findings_and_no_failed_job(
     assert comparable(report) == comparable(local_verify(str(store)))
     assert report.findings.counts["corrupt-region"] == 1
     assert report.findings.counts["files-missing"] == 1
+
+
+def test_what_a_task_cannot_read_is_a_sentence(spark: SparkSession, tmp_path: Path) -> None:
+    """Half an archive: the command called it a defect of checkback, with a traceback and the exit code 70."""
+    log = Log(4096)
+    for _ in range(20):
+        log.append(Wanted(chunks=(Chunk("bytes", b"x" * 300),)))
+    (segment, *_) = sorted((log.write(tmp_path / "store") / "commitlog").iterdir())
+    segment.with_name(f"{segment.name}.gz").write_bytes(gzip.compress(segment.read_bytes())[:90])
+    segment.unlink()
+    with pytest.raises(CorruptStore, match="cannot be unpacked as gzip"):
+        verify(spark, str(tmp_path / "store"))
 
 
 def test_leaving_by_an_exception_cancels_the_tasks(spark: SparkSession) -> None:
