@@ -6,8 +6,8 @@
 
 A record belongs to the split in which it begins. Where a split begins in the middle of a segment, its first record is
 found: known magic, lengths that add up, and the place that it states is the place where it lies. A body can hold bytes
-that pass all of this; so whatever begins before and would reach over the place is looked for as well, and where there
-is any, the segment is walked from its beginning, as the local engine does.
+that pass all of this; so whatever begins before and would reach over the place is looked for as well
+(`is_doubtful`), and where there is any, the segment is walked from its beginning, as the local engine does.
 """
 
 from __future__ import annotations
@@ -17,21 +17,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from broker.format.commitlog import BLANK_SIZE, MAGIC_BLANK, MAGIC_V1, MAGIC_V2, RECORD_SIZE_MIN, RecordHead
 from broker.store.read.segments import Listing, Segment
 from recovery.pipeline.store_location import LogManifest
 from recovery.scan.native.columns import NOTHING, Wants
-from recovery.scan.records import Bytes, Ints, Records
-from recovery.scan.scanner import Damage, Scan
-from recovery.scan.strings import unaligned
+from recovery.scan.records import Records
+from recovery.scan.scanner import Damage, Scan, is_doubtful
 from recovery.scan.windows import WINDOW_BYTES
 
 SPLIT_BYTES = 128 << 20
 SPLIT_BYTES_MIN = 1024
-LOOK_BACK_BYTES = 4_456_448  # the largest message that a broker takes by default (4 MiB), and what else is in a record
 _LOOK_AHEAD_BYTES = 1 << 18
-_MAGIC_AT = RecordHead.OFFSET["magic"]
-_PLACE_AT = RecordHead.OFFSET["commitlog_offset"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +78,7 @@ class Reading:
             return
         scan = self._scan(segment, self.split.start)
         for records in scan:
-            if self.first is None and self._is_doubtful(segment, int(records.offsets[0])):
+            if self.first is None and self._is_doubtful(segment, records):
                 break
             yield self._take(records)
         else:
@@ -124,15 +119,9 @@ class Reading:
         self.end_offset = int(records.offsets[-1] + records.sizes[-1])
         return records
 
-    def _is_doubtful(self, segment: Segment, commitlog_offset: int) -> bool:
-        """Whether something that begins before this place would reach over it."""
-        at = commitlog_offset - segment.base
-        begin = max(at - LOOK_BACK_BYTES, 0)
-        if self.split.start == segment.base or at == begin:
-            return False
-        window = np.zeros(min(at + _LOOK_AHEAD_BYTES, segment.size) - begin, np.uint8)
-        segment.read_into(begin, window.data)
-        return overlaps(window, segment.base + begin, commitlog_offset, segment.base + self._listing.segment_size)
+    def _is_doubtful(self, segment: Segment, records: Records) -> bool:
+        is_first = self.split.start == segment.base
+        return not is_first and is_doubtful(segment, int(records.offsets[0]), self._listing.segment_size)
 
     def _note_damages(self, scan: Scan, segment: Segment) -> None:
         """What begins behind a record of this split, or at the beginning of the segment, is this split's to verify."""
@@ -157,33 +146,3 @@ def damages_at(listing: Listing, segment: Segment, commitlog_offset: int) -> lis
     for _ in scan:
         break
     return [damage for damage in scan.damages if damage.file == segment.path]  # the next one may overlap it
-
-
-def overlaps(window: Bytes, base: int, commitlog_offset: int, segment_end: int) -> bool:
-    """Whether a record or a blank that the window may hold begins before an offset and reaches over it.
-
-    Nothing is asked of it but a known magic, its own true place, and its size: better a doubt too many.
-    """
-    for magic in (MAGIC_V1, MAGIC_V2, MAGIC_BLANK):
-        at = _places(window, magic)
-        at = at[at + base < commitlog_offset]
-        if not len(at):
-            continue
-        sizes = unaligned(window, ">i4", at).astype(np.int64)
-        over = at + base + sizes > commitlog_offset
-        if magic == MAGIC_BLANK:
-            over &= (sizes == segment_end - base - at) & (sizes >= BLANK_SIZE)
-        else:
-            over &= (sizes >= RECORD_SIZE_MIN) & (unaligned(window, ">i8", at + _PLACE_AT) == at + base)
-        if over.any():
-            return True
-    return False
-
-
-def _places(window: Bytes, magic: int) -> Ints:
-    """Where something begins whose second word is this magic."""
-    mark = magic.to_bytes(4, "big", signed=True)
-    at = np.flatnonzero(window[_MAGIC_AT : len(window) - len(mark) + 1] == mark[0])
-    for number in range(1, len(mark)):
-        at = at[window[at + _MAGIC_AT + number] == mark[number]]
-    return at

@@ -18,13 +18,14 @@ from broker.format import properties as names
 from broker.format.commitlog import MAGIC_V2
 from broker.format.sysflag import BORN_IPV6, STORE_IPV6
 from broker.store.disk.paths import given_path
+from broker.store.read.segments import Listing
 from broker.store.read.store import check_whole
 from broker.transaction.events import EventKind
 from recovery.scan.framing import walk
 from recovery.scan.kinds import Kinds
 from recovery.scan.native.columns import Wants
 from recovery.scan.records import Bytes, Records
-from recovery.scan.scanner import Scan
+from recovery.scan.scanner import Scan, is_doubtful
 from recovery.scan.store_files import StoreFiles
 from recovery.scan.strings import StringColumn
 
@@ -226,7 +227,25 @@ def _names_of(columns: object) -> tuple[str, ...]:
 def _scanned(
     path: str | os.PathLike[str], start: int, end: int | None, columns: Sequence[str] | None, rows: int
 ) -> Iterator[pa.RecordBatch]:
-    listing = StoreFiles.open(path).commitlog
-    for records in Scan(listing, start, end, resync=True, wants=wants_of(columns)):
+    for records in _records_from(StoreFiles.open(path).commitlog, start, end, wants_of(columns)):
         for first in range(0, len(records), rows):
             yield record_batch(records.take(slice(first, first + rows)), columns)
+
+
+def _records_from(listing: Listing, start: int, end: int | None, wants: Wants) -> Iterator[Records]:
+    """The records whose offset lies in [start, end), where `start` lies anywhere."""
+    segment = listing.at(start)
+    found = iter(Scan(listing, start, end, resync=True, wants=wants))
+    first = next(found, None)
+    if first is None:
+        return
+    place = int(first.offsets[0])
+    is_inside = segment is not None and segment.base < start <= place < segment.base + segment.size
+    if segment is None or not is_inside or not is_doubtful(segment, place, listing.segment_size):
+        yield first
+        yield from found
+        return
+    for records in Scan(listing, segment.base, end, wants=wants):
+        own = records.take(slice(int(np.searchsorted(records.offsets, start)), None))
+        if len(own):
+            yield own

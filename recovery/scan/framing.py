@@ -33,6 +33,7 @@ _SIZE = struct.Struct(">i").unpack_from
 _PIECE_BYTES = 64 << 10
 _HOPS = 64  # one by one, before a rhythm is looked for
 _MAGIC_AT = RecordHead.OFFSET["magic"]
+_PLACE_AT = RecordHead.OFFSET["commitlog_offset"]
 _MAGIC_SIZE = 4
 _RECORD_MAGICS = tuple(struct.pack(">i", magic) for magic in (MAGIC_V1, MAGIC_V2))
 _BLANK_MAGICS = (struct.pack(">i", MAGIC_BLANK),)
@@ -239,3 +240,33 @@ def _candidates(window: Bytes, magics: tuple[bytes, ...]) -> Iterator[int]:
                 found.append(start + at)
                 at = raw.find(magic, at + 1)
         yield from sorted(found)
+
+
+def overlaps(window: Bytes, base: int, commitlog_offset: int, segment_end: int) -> bool:
+    """Whether a record or a blank that the window may hold begins before an offset and reaches over it.
+
+    Nothing is asked of it but a known magic, its own true place, and its size: better a doubt too many.
+    """
+    for magic in (MAGIC_V1, MAGIC_V2, MAGIC_BLANK):
+        at = _places(window, magic)
+        at = at[at + base < commitlog_offset]
+        if not len(at):
+            continue
+        sizes = unaligned(window, ">i4", at).astype(np.int64)
+        over = at + base + sizes > commitlog_offset
+        if magic == MAGIC_BLANK:
+            over &= (sizes == segment_end - base - at) & (sizes >= BLANK_SIZE)
+        else:
+            over &= (sizes >= RECORD_SIZE_MIN) & (unaligned(window, ">i8", at + _PLACE_AT) == at + base)
+        if over.any():
+            return True
+    return False
+
+
+def _places(window: Bytes, magic: int) -> Ints:
+    """Where something begins whose second word is this magic."""
+    mark = magic.to_bytes(4, "big", signed=True)
+    at = np.flatnonzero(window[_MAGIC_AT : len(window) - len(mark) + 1] == mark[0])
+    for number in range(1, len(mark)):
+        at = at[window[at + _MAGIC_AT + number] == mark[number]]
+    return at

@@ -19,12 +19,14 @@ import numpy as np
 from broker.format.commitlog import BLANK_SIZE, RECORD_SIZE_MAX
 from broker.store.disk.files import Missing
 from broker.store.read.segments import Listing, Segment
-from recovery.scan.framing import Stop, next_blank, next_start, walk
+from recovery.scan.framing import Stop, next_blank, next_start, overlaps, walk
 from recovery.scan.native.columns import NOTHING, Wants
 from recovery.scan.records import Bytes, Records
 from recovery.scan.windows import WINDOW_BYTES, Prepare, Windows
 
 PAGE_BYTES = 4096
+LOOK_BACK_BYTES = 4_456_448  # the largest message that a broker takes by default (4 MiB), and what else is in a record
+_LOOK_AHEAD_BYTES = 1 << 18
 _PAUSES_S = (0.0, 0.002, 0.01)  # a record is copied in less
 
 
@@ -244,3 +246,18 @@ class Scan:
 
     def _add(self, kind: str, segment: Segment, at: int, size: int, reason: str) -> None:
         self.damages.append(self._damage(kind, segment, at, size, reason))
+
+
+def is_doubtful(segment: Segment, commitlog_offset: int, segment_size: int) -> bool:
+    """Whether what a scan found somewhere in a segment may be no record: something before it would reach over it.
+
+    A body can hold bytes that pass for a record in its true place. And where RocketMQ cut its log after a crash, what
+    lay there stands behind the blank that ends the segment now. Only a walk from the segment's beginning tells.
+    """
+    at = commitlog_offset - segment.base
+    begin = max(at - LOOK_BACK_BYTES, 0)
+    if at == begin:
+        return False
+    window = np.zeros(min(at + _LOOK_AHEAD_BYTES, segment.size) - begin, np.uint8)
+    segment.read_into(begin, window.data)
+    return overlaps(window, segment.base + begin, commitlog_offset, segment.base + segment_size)

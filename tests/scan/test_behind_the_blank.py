@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from broker.format.commitlog import BLANK_SIZE
+from recovery.scan import scan
 from recovery.scan.scanner import Scan
 from recovery.scan.store_files import StoreFiles
 from recovery.verify.verifier import verify
@@ -55,6 +58,16 @@ def test_a_scan_past_one_damaged_record_ends_at_the_blank(tmp_path: Path) -> Non
     scan = Scan(StoreFiles.open(log.write(tmp_path / "store")).commitlog)
     assert set(found_by(scan)) == set(log.records) - {damaged}
     assert [damage.commitlog_offset for damage in scan.damages] == [damaged]
+
+
+@pytest.mark.parametrize("distance", [BLANK_SIZE, 400])
+def test_batches_from_behind_the_blank_begin_with_the_next_segment(tmp_path: Path, distance: int) -> None:
+    """They held the messages that RocketMQ had cut off."""
+    log = written_again()
+    start = log.blanks[0] + distance
+    batches = scan(log.write(tmp_path / "store"), start=start, columns=["commitlog_offset"])
+    found = [at for batch in batches for at in batch.column(0).to_pylist()]
+    assert found == [offset for offset in log.records if offset >= SEGMENT]
 
 
 def test_both_engines_see_the_same_log(tmp_path: Path) -> None:

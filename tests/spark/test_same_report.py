@@ -27,6 +27,7 @@ from recovery.pipeline.in_memory import InMemoryExecutor
 from recovery.pipeline.inspection import InspectionTask
 from recovery.pipeline.store_location import StoreLocation, manifest_of
 from recovery.pipeline.verification import comparing, verify_in_stages
+from recovery.scan import scan, scanner
 from recovery.scan.store_files import StoreFiles
 from recovery.verify.conclusion import Conclusion
 from recovery.verify.verifier import Verification, verify
@@ -203,7 +204,7 @@ def test_a_body_larger_than_what_is_looked_back_for(tmp_path: Path, monkeypatch:
     log.append(Wanted(chunks=(Chunk("bytes", bytes(1500)), Chunk("record", b"x" * 9, 0), Chunk("bytes", bytes(900)))))
     log.append(Wanted(chunks=(Chunk("bytes", bytes(300)),)))
     path = str(log.write(tmp_path))
-    monkeypatch.setattr(splits, "LOOK_BACK_BYTES", 0)
+    monkeypatch.setattr(scanner, "LOOK_BACK_BYTES", 0)
     fooled = [
         split
         for split in splits.plan(StoreLocation(path).log(), 1024)
