@@ -134,7 +134,8 @@ class Scan:
                 break
             data += len(window)
         if data >= segment.size:
-            self._unfinished(segment, at)
+            if at < segment.size:  # else the file was cut behind a record, which is damage of the file
+                self._unfinished(segment, at)
             return None
         first = max(at + 1, data - PAGE_BYTES if stop is Stop.EMPTY else 0)
         resume = self._search(segment, first, segment.size)

@@ -71,9 +71,12 @@ def test_a_segment_that_is_missing_or_cut_leaves_the_others(tmp_path: Path) -> N
     path = log.write(tmp_path)
     segments = sorted((path / "commitlog").iterdir())
     segments[1].unlink()
-    segments[2].write_bytes(segments[2].read_bytes()[:1700])
-    for size in (1024, 1500, 1 << 20):
-        assert _split(path, size) == _whole(path)
+    whole, begin = segments[2].read_bytes(), 2 * log.segment_size
+    behind = next(at + len(raw) for at, raw in log.records.items() if at > begin) - begin
+    for cut in (1700, behind):  # in a record, and behind one
+        segments[2].write_bytes(whole[:cut])
+        for size in (1024, 1500, 1 << 20):
+            assert _split(path, size) == _whole(path)
 
 
 def test_a_split_has_a_least_size(tmp_path: Path) -> None:
