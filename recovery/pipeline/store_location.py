@@ -71,8 +71,8 @@ class LogManifest:
         return Listing(segments, self.segment_size)
 
     def file_at(self, commitlog_offset: int) -> str:
-        """The path of the segment that holds an offset, or of the directory."""
-        for file in self.files:
+        """The path of the segment that holds an offset, of two that overlap the later one; else of the directory."""
+        for file in reversed(self.files):
             if file.base <= commitlog_offset < file.base + self.segment_size:
                 return file.path
         return os.path.dirname(self.files[0].path) if self.files else self.place.path

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from recovery.pipeline.splits import Reading, plan
 from recovery.pipeline.store_location import StoreLocation
 from recovery.scan.scanner import Scan
+from recovery.scan.store_files import StoreFiles
 from tests.scan.logs import Chunk, Log, Wanted, logs, truths_and_lies
 
 split_sizes = st.integers(1024, 4096) | st.just(1 << 30)
@@ -77,6 +78,18 @@ def test_a_segment_that_is_missing_or_cut_leaves_the_others(tmp_path: Path) -> N
         segments[2].write_bytes(whole[:cut])
         for size in (1024, 1500, 1 << 20):
             assert _split(path, size) == _whole(path)
+
+
+def test_of_two_segments_that_overlap_the_later_holds_what_begins_in_both(tmp_path: Path) -> None:
+    """Findings of one record named another file than those of the local engine."""
+    log = Log(4096)
+    for _ in range(40):
+        log.append(Wanted(chunks=(Chunk("bytes", b"x" * 300),)))
+    path = log.write(tmp_path)
+    (path / "commitlog" / f"{0:020}").rename(path / "commitlog" / f"{2048:020}")
+    manifest, files = StoreLocation(str(path)).log(), StoreFiles.open(path)
+    for place in (2048, 4096, 6000, 8192):
+        assert manifest.file_at(place) == files.commitlog_file(place)
 
 
 def test_a_split_has_a_least_size(tmp_path: Path) -> None:
