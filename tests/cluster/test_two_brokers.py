@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from broker.database.ledger_binding import LEDGER_BINDING
 from broker.enlisting.ledger_key import LEDGER_KEY, new_key
 from broker.format.config import PERM_READ
 from broker.remoting.codes import RequestCode
+from broker.remoting.command import RemotingCommand
 from recovery.answering.group_answering import answering, bind
 from tests.cluster.conftest import LAYOUT, SOON, Buy
 from tests.cluster.network import NameServer, Proxy
@@ -119,6 +121,41 @@ def test_a_broker_that_hangs_keeps_no_queue_of_another_from_an_ordered_consumer(
             message = consumer.receive(5.0)
             assert message is not None
             assert message.body == b"lamp"
+
+
+def test_a_broker_that_answers_late_keeps_no_heartbeat_from_another(two: TwoBrokers) -> None:
+    """A connection that was opened while a heartbeat to another broker was under way was greeted after 30 seconds."""
+    is_over = threading.Event()
+
+    def late(command: RemotingCommand) -> RemotingCommand:
+        if command.code == RequestCode.HEART_BEAT:
+            is_over.wait(10.0)
+        return command
+
+    with ExitStack() as stack:
+        slow, quick = (stack.enter_context(Proxy()) for _ in range(2))
+        slow.target, quick.target = (server.address for server in two.servers)
+        name_server = stack.enter_context(NameServer({"broker-a": slow.address, "broker-b": quick.address}))
+        client = stack.enter_context(broker.connect(f"rocketmq://{name_server.address}"))
+        stack.callback(is_over.set)
+        client.join("plain")
+        operator = stack.enter_context(WireClient(two.servers[1].address))
+        before, slow.request = _beats(slow), late
+        slow.cut()
+        assert awaited(lambda: _beats(slow) > before)  # it is under way
+        quick.cut()
+        assert awaited(lambda: not _has_producers(operator))
+        client._loop.run(client._client.channels.request(quick.address, RequestCode.GET_BROKER_RUNTIME_INFO))
+        is_over.set()
+        assert awaited(lambda: _has_producers(operator))
+
+
+def _beats(proxy: Proxy) -> int:
+    return sum(one.code == RequestCode.HEART_BEAT for one in proxy.passed)
+
+
+def _has_producers(client: WireClient) -> bool:
+    return client.request(RequestCode.GET_PRODUCER_CONNECTION_LIST, {"producerGroup": "plain"}).code == 0
 
 
 def _locks(proxy: Proxy) -> int:

@@ -106,6 +106,7 @@ class ClusterClient:
         next_s = look_s = asyncio.get_running_loop().time()
         while True:
             now_s = asyncio.get_running_loop().time()
+            self._wake.clear()  # first: what wakes it while it waits for an answer counts
             with contextlib.suppress(BrokerError):
                 if now_s >= next_s:
                     next_s = now_s + self.settings.heartbeat_s
@@ -116,7 +117,6 @@ class ClusterClient:
                     if now_s >= look_s and self._lost & set(self.routes.masters):
                         look_s = now_s + _LOOK_S
                         await self._look_for_lost()
-            self._wake.clear()
             left_s = next_s - asyncio.get_running_loop().time()
             waits_s = min(left_s, _BACK_S) if self._lost & set(self.routes.masters) else left_s
             with contextlib.suppress(TimeoutError):  # not wait_for: before 3.12 it may lose a cancellation
