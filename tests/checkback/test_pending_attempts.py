@@ -7,11 +7,13 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import broker
+from broker.store.disk.paths import Paths
 from recovery.checkback.catalog import Attempt, Catalog, attempts_of, checks_of
 from recovery.repair.copying import copy_store
 from tests.store.permissions import as_nobody
@@ -94,3 +96,12 @@ def test_the_attempts_of_some_are_read_alone(tmp_path: Path) -> None:
     assert list(attempts_of(path, range(100, 1150)).values()) == made[100:1150]
     assert (attempts_of(path, [5000]), attempts_of(path, [])) == ({}, {})
     assert checks_of(path) == {number: number for number in range(1200)}
+
+
+def test_readers_of_a_store_make_no_catalog(tmp_path: Path, golden: Callable[[str], Path]) -> None:
+    """`pending` on a store of RocketMQ, or on one that check-back never saw."""
+    assert attempts_of(str(golden("rocketmq-3.1.5-clean"))) == {}
+    path = tmp_path / "store"
+    broker.open(path, layout=LAYOUT).close()
+    assert attempts_of(str(path)) == {}
+    assert not Path(Paths(str(path)).catalog).exists()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,6 @@ import broker
 from broker.enlisting.ledger_key import LEDGER_KEY, new_key
 from broker.errors import BrokerError
 from broker.format import properties as names
-from broker.live import LiveStore
 from broker.store.disk.paths import Paths
 from broker.transaction.events import BY, WHY, TransactionState
 from broker.transaction.service import Half
@@ -398,12 +397,3 @@ def _full(*_: object, **__: object) -> None:
 
 def test_the_store_id_is_the_stores(room: Room) -> None:
     assert len(room.store.store_id) == 32
-
-
-def test_readers_of_a_store_make_no_catalog(tmp_path: Path, golden: Callable[[str], Path]) -> None:
-    """`pending` on a store of RocketMQ, or on one that check-back never saw."""
-    assert attempts_of(str(golden("rocketmq-3.1.5-clean"))) == {}
-    store: LiveStore = open_store(tmp_path / "store")
-    store.close()
-    assert attempts_of(str(tmp_path / "store")) == {}
-    assert not Path(Paths(str(tmp_path / "store")).catalog).exists()

@@ -252,18 +252,6 @@ def test_what_is_sent_back_comes_again_and_is_given_up(serve: Serve, connect: Co
     assert missing.code == Answer.SYSTEM_ERROR
 
 
-def test_what_is_sent_back_before_the_first_heartbeat_has_a_topic_to_come_again_in(
-    serve: Serve, connect: Connect, store: broker.LiveStore
-) -> None:
-    """As after a restart of the server, whose clients go on with what they have in hand."""
-    client = connect(serve())
-    client.publish("orders", b"x")
-    (record,) = client.pulled("billing", "orders")[1]
-    back = {"group": "billing", "offset": record.commitlog_offset, "delayLevel": 0, "originMsgId": "m"}
-    assert client.request(Code.CONSUMER_SEND_MSG_BACK, back).code == Answer.SUCCESS
-    assert store.topic("%RETRY%billing") is not None
-
-
 def test_what_a_group_that_works_in_order_gives_up_is_a_dead_letter_at_once(serve: Serve, connect: Connect) -> None:
     """Java before 5.1.1 states as many retries as it allows, each time: it would come again for ever."""
     client = connect(serve())
