@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 import time
@@ -59,6 +60,27 @@ def test_a_value_and_an_error_come_through() -> None:
     assert limit.run(lambda: 4711) == 4711
     with pytest.raises(ZeroDivisionError):
         limit.run(lambda: 1 // 0)
+
+
+def test_a_forked_child_asks_with_a_thread_of_its_own() -> None:
+    """That of its parent is not there: each question would take its whole time."""
+    limit = TimeLimit("x", PATIENCE_S)
+    limit.run(lambda: None)
+    child = os.fork()
+    if child == 0:
+        limit.seconds = LIMIT_S
+        answer = 1
+        with suppress(BaseException):
+            answer = limit.run(lambda: 0)
+        os._exit(answer)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_an_answer_begins_the_count_of_failures_again(questions: list[Question]) -> None:
+    """Orders that fail each time, among others, are no resolver that is away."""
+    outcomes = iter([Outcome.DOWN, Outcome.DOWN, Outcome.COMMITTED, Outcome.DOWN, Outcome.DOWN, Outcome.COMMITTED])
+    found = time_limit.ask_each(questions, lambda _: Answer(next(outcomes), ""), lambda: 0.0, "x")
+    assert [answer.outcome for answer in found].count(Outcome.COMMITTED) == 2
 
 
 def test_a_question_that_hangs_is_not_asked_beside_itself(gate: threading.Event) -> None:
