@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
-from sqlalchemy import URL, text
+from sqlalchemy import URL, select, text
 
+from broker.database.ledger_binding import LEDGER_BINDING
 from broker.ledger import Ledger
+from broker.transaction.events import TransactionState
 from recovery.checkback.catalog import attempts_of
+from recovery.checkback.ledger_resolver import LedgerResolver
+from recovery.checkback.ledgers.proof import LedgerEvidence
+from recovery.checkback.manual import resolve
 from recovery.cli.shared import USAGE, WELL
 from tests.checkback.other_databases import numbers, shown, tables_in
 from tests.checkback.shop import Shop
@@ -63,3 +69,18 @@ def test_a_half_message_without_a_binding_is_not_decided_without_its_row(
     assert (code, shop.in_doubt(), shop.announced()) == (WELL, 1, [1]), out + error
     (attempt,) = attempts_of(str(shop.path)).values()
     assert (attempt.outcome, "checkback resolve" in attempt.why) == ("unknown", True)
+
+
+@pytest.mark.parametrize("kind", ["of a dry run", "of another ledger"])
+def test_no_row_is_put_for_a_decision_that_is_none(shop: Shop, kind: str) -> None:
+    """It would be a tombstone: the local transaction, which may still run, could not commit any more."""
+    shop.buy_and_vanish(1, saved=False)
+    (half,) = shop.store.transactions.in_doubt()
+    if kind == "of another ledger":
+        half = replace(half, properties={**half.properties, LEDGER_BINDING: "0" * len(half.properties[LEDGER_BINDING])})
+    asked = LedgerResolver(shop.resolvers_ledger, LedgerEvidence(shop.store))
+    words = {"why": "drill", "by": "ada", "now_ms": shop.now_ms(), "dry_run": kind == "of a dry run"}
+    (found,) = resolve(shop.store, [half], TransactionState.ROLLED_BACK, ledger=asked, **words)  # type: ignore[arg-type]
+    assert found.result == ("rolled back" if kind == "of a dry run" else "refused")
+    with shop.ledger.engine.connect() as connection:
+        assert connection.execute(select(shop.ledger.rows)).all() == []

@@ -112,6 +112,19 @@ def test_a_position_beyond_its_queue_hides_no_message(path: Path) -> None:
             positions.close()
 
 
+@pytest.mark.parametrize(("stated", "stands"), [(99, 3), (-7, 0)])
+def test_a_position_that_another_program_states_lies_in_the_queue(path: Path, stated: int, stands: int) -> None:
+    """Of a group that stands somewhere already: what comes next would be passed over, or nothing could be read."""
+    with opened(path) as store:
+        send(store, 3)
+        consume(store, 2)
+        said = ConsumerOffsets({("orders", "billing"): {0: stated}})
+        (path / "config/consumerOffset.json").write_bytes(encode_consumer_offsets(said))
+        positions = Positions(store)
+        assert positions.cells.position(positions.cell("billing", "orders", 0)) == stands
+        positions.close()
+
+
 def test_a_consumer_at_work_goes_over_to_such_a_position(path: Path) -> None:
     with opened(path) as store, store.consumer("billing", "orders") as consumer:
         send(store, 2)
