@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 import broker
 from broker.cluster.membership.allocation import averagely
+from broker.cluster.membership.group_member import GroupMember
 from broker.cluster.membership.holdings import Holdings
 from broker.format.record.innerbatch import inner_records
 from broker.format.sysflag import INNER_BATCH
@@ -101,3 +103,38 @@ def test_large_messages_are_not_all_pulled() -> None:
     assert not held.is_full
     holdings.move(held, 0)
     assert held.ready_bytes == 0
+
+
+def test_an_ordered_queue_is_given_up_when_nothing_of_it_is_in_hand() -> None:
+    """Its next member would be handed what follows, while this one still works on what is before."""
+    member, given_up = member_of(ordered=True)
+    held: Any = SimpleNamespace(in_hand=1, is_draining=False)
+    assert not asyncio.run(member._leave_queue(held))
+    assert (held.is_draining, given_up) == (True, [])
+    held.in_hand = 0
+    assert asyncio.run(member._leave_queue(held))
+    assert given_up == [held]
+
+
+@pytest.mark.parametrize(("known", "goes_on_at"), [(10, 10), (50, 30)])
+def test_a_queue_that_shrank_is_read_no_further_on_than_its_end(known: int, goes_on_at: int) -> None:
+    """A position that was written before its broker lost the end of the log: what comes next would be passed over."""
+    member, _ = member_of(known=known)
+    held: Any = SimpleNamespace(queue=MessageQueue("carts", 0, "broker-a"), window=SimpleNamespace(next=60))
+    assert asyncio.run(member._moved_to(held, SimpleNamespace(next_offset=30, end=30))) == goes_on_at  # type: ignore[arg-type]
+
+
+def member_of(*, ordered: bool = False, known: int = 0) -> tuple[GroupMember, list[object]]:
+    """A member without a broker, and what it gave up; its broker knows the position `known`."""
+    member: Any = GroupMember.__new__(GroupMember)
+    given_up: list[object] = []
+
+    async def start_offset(*_: object) -> int:
+        return known
+
+    async def give_up(held: object) -> None:
+        given_up.append(held)
+
+    member._ordered, member._data = ordered, SimpleNamespace(group="billing")
+    member._calls, member._give_up = SimpleNamespace(start_offset=start_offset), give_up
+    return member, given_up

@@ -130,6 +130,25 @@ def test_a_half_message_is_not_sent_twice(
     assert comes_to(backend, [b"2"], 1)
 
 
+def test_a_half_message_is_not_sent_twice_where_there_is_time_for_it(
+    backend: Connected, cluster: broker.LiveCluster, ledger: broker.Ledger, buy: Buy
+) -> None:
+    """Its connection was lost with the answer: the broker would have two, and deliver both by one row."""
+    producer = cluster.producer("shop", topics=["orders"], ledger=ledger)
+    times = iter([True])
+
+    def once(command: RemotingCommand) -> RemotingCommand | None:
+        if "queueOffset" in command.ext and next(times, False):
+            backend.proxy.cut()
+            return None
+        return command
+
+    backend.proxy.answer = once
+    with pytest.raises(broker.ClusterError):
+        buy(producer, 1)
+    assert backend.in_doubt() == 1
+
+
 def test_a_plain_message_is_sent_again(backend: Connected, cluster: broker.LiveCluster) -> None:
     """After a connection that was lost: twice at the broker, with one unique key."""
     producer = cluster.producer("plain")
