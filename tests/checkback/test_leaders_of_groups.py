@@ -17,7 +17,7 @@ import broker
 from broker.live import LiveStore
 from recovery.checkback.catalog import attempts_of
 from recovery.checkback.config import Setup
-from recovery.checkback.leader import Leader, LeaderLock, leaders
+from recovery.checkback.leader import Leader, LeaderLock, leaders, myself
 from recovery.checkback.ledger_resolver import LedgerResolver
 from recovery.checkback.ledgers.proof import LedgerEvidence
 from recovery.checkback.policy import AtLimit, Policy, Rule
@@ -216,6 +216,15 @@ def test_who_looks_for_a_leader_keeps_nobody_from_leading(store: LiveStore) -> N
         assert lease.try_take()
         looks.join()
     assert not other.try_take()
+    lease.release()
+
+
+def test_a_leader_is_named_without_the_one_before_it(store: LiveStore) -> None:
+    """Whose name was longer, or who asked for more groups."""
+    lease = LeaderLock(store.path, asks={"a": "x"})
+    Path(lease.path).write_text("a-host-with-a-long-name:4711\na\nb\nc", encoding="utf-8")
+    assert lease.try_take()
+    assert leaders(store.path) == [Leader(myself(), ("a",))]
     lease.release()
 
 
