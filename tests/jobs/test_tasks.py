@@ -18,7 +18,7 @@ from broker.database.ledger_binding import LEDGER_BINDING
 from broker.enlisting.ledger_key import LEDGER_KEY, new_key
 from broker.ledger import Ledger
 from recovery.checkback.ledgers.proof import WrongLedger
-from recovery.jobs import rebuilding, tasks
+from recovery.jobs import rebuilding, recovering, tasks
 from recovery.jobs.checks import check_settings
 from recovery.jobs.setup import alone, last_report
 from recovery.verify.verifier import verify
@@ -342,3 +342,22 @@ def test_a_take_over_that_is_offered_can_be_done(name: str, golden_copy: Callabl
     assert report is not None
     assert (report["applied"], report["approved_by"]) == (True, "ada")
     assert not tasks.plan_recovery(path, take_over=True)["needed"]
+
+
+@pytest.mark.parametrize("is_opened_again", [False, True])
+def test_a_store_that_is_closed_during_the_look_did_not_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_opened_again: bool
+) -> None:
+    """The mark was there, and a moment later nobody had it open: a recovery was offered, or the look failed."""
+    path = killed_shop(tmp_path / "shop", orders=1)
+    assert tasks.crashed(str(path)) is not None
+
+    def closed_now(_: str) -> bool:
+        (path / "of the next").touch()
+        (path / "abort").rename(path / "of the last")
+        if is_opened_again:
+            (path / "of the next").rename(path / "abort")
+        return False
+
+    monkeypatch.setattr(recovering, "is_held", closed_now)
+    assert tasks.crashed(str(path)) is None
