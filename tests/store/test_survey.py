@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from broker.format.commitlog import RECORD_CRC_SIZE
+import broker
+from broker.format.commitlog import RECORD_CRC_SIZE, encode
 from broker.format.sysflag import TransactionType
 from broker.store.disk.files import Disk
+from broker.store.read.log_reader import LogReader
 from broker.store.recover import steps
 from broker.store.recover.load import RecoveryPlan, plan
 from broker.store.recover.survey import Owner, survey
-from broker.store.recover.tail import TailKind
+from broker.store.recover.tail import TailKind, find_tail
 from broker.store.shared.control import Word
 from broker.store.write.pending_record import draft
 from broker.store.writer import StoreWriter, open_writer
@@ -150,6 +153,21 @@ def test_zeros_in_a_property_tear_no_record(tmp_path: Path) -> None:
     found = planned(tmp_path).survey
     assert (found.tail.kind, found.tail.end) == (TailKind.CORRUPT, second[0])
     assert found.tail.reason.endswith(f"and a whole one follows at {third[0]}")
+
+
+def test_zeros_in_a_property_of_another_program_end_no_log(tmp_path: Path) -> None:
+    """Its records have no CRC. A take-over was refused at such a message, or cut it off where it was the last one."""
+    open_writer(str(tmp_path), Disk(), SMALL, sync="os").close()
+    store, raw = open_writer(str(tmp_path), Disk(), sync="os"), b""
+    store.append_one(draft("orders", b"lamp", {"UNIQ_KEY": "K"}, queue_id=0, born_timestamp_ms=1))
+    left(store, tmp_path)
+    with broker.open(tmp_path, read_only=True) as opened:
+        (record,) = opened.records()
+    for properties in (b"a\x01b\x02", b"a\x01x\0y\x02", b"a\x01b\x02", b"a\x01x\0y\x02"):
+        raw += encode(replace(record, properties=properties, commitlog_offset=len(raw)))
+    write_at(tmp_path, 0, raw)
+    tail = find_tail(LogReader(Disk(), str(tmp_path / "commitlog"), SMALL.segment_bytes), 0, 0, adopted=len(raw))
+    assert (tail.kind, tail.end, tail.records) == (TailKind.WHOLE, len(raw), 4)
 
 
 # What the last one leaves

@@ -21,7 +21,6 @@ from broker.format.commitlog import (
     RecordHead,
     decode,
     record_crc_item,
-    stated_record_crc,
 )
 from broker.format.framing import FrameKind, claimed_size, frame, record_marks
 from broker.store.read.log_reader import WINDOW_BYTES, LogReader
@@ -132,8 +131,8 @@ def _kind_of(window: bytes, at: int, size: int, commitlog_offset: int) -> int:
 
 def _is_torn(record: Record) -> bool:
     """Whether it is one of our records whose last block is not there: its lengths and its body are whole, its CRC is
-    zeros. A record with its CRC, which `decode` has verified, is whole, also one with zeros in a property."""
-    return stated_record_crc(record.properties) is None and (b"\0" in record.properties or "\0" in record.topic)
+    zeros. Zeros that something follows are an application's."""
+    return record.properties.endswith(b"\0")
 
 
 # Torn or corrupt
