@@ -70,6 +70,7 @@ class PartitionResult:
     findings: Findings = field(default_factory=Findings)
     table: TableClaims | None = None  # what its slots claim, where the table is compared
     file: str | None = None  # with the rows, under the name that it has while the job runs
+    error: OSError | None = None  # why they could not be written
 
 
 class _PartitionJoins:
@@ -195,4 +196,7 @@ def _emit_rows(context: JoinContext, result: PartitionResult, rows: pa.Table) ->
         yield ROWS, 0, rows
     elif len(rows):
         result.file = f"{uuid.uuid4().hex}.parquet"
-        write_rows(f"{context.directory}/{result.file}", rows)
+        try:
+            write_rows(f"{context.directory}/{result.file}", rows)
+        except OSError as error:  # Spark would run the task again, and then show its own traceback
+            result.error = error

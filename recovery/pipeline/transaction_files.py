@@ -71,6 +71,7 @@ def write_transaction_files(
         inspected = inspect_log(executor, log, split_bytes=split_bytes, crc=crc, strings=True)
         context = inspected.context(with_rows=True, now_ms=now_ms, directory=f"{_absolute(out)}/{_TEMPORARY}")
         results = join_transactions(executor, inspected, context)
+        _refuse_unwritten(results, out)
         written = _manifest(inspected, results, path, out, started)
         _complete(filesystem, directory, results, written)
     except BaseException as error:
@@ -82,6 +83,15 @@ def write_transaction_files(
     finally:
         executor.close()
     return written
+
+
+def _refuse_unwritten(results: list[PartitionResult], out: str) -> None:
+    """Raises the first error of a task, as a sentence where the task did not see the directory."""
+    for error in (result.error for result in results if result.error is not None):
+        if isinstance(error, FileNotFoundError):
+            text = f"{out} is not there for a task of Spark, that is on the machine of an executor"
+            raise StoreError(f"{text}. Give a directory that all machines share, or a URI", path=out) from error
+        raise error
 
 
 def _complete(filesystem: Any, directory: str, results: list[PartitionResult], written: TransactionFiles) -> None:

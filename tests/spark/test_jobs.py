@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import shutil
@@ -14,7 +15,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from broker.errors import CorruptStore, StoreError
+from broker.errors import CorruptStore, StoreError, StoreFull
+from recovery.pipeline import joins
+from recovery.pipeline.in_memory import InMemoryExecutor
+from recovery.pipeline.store_location import StoreLocation
+from recovery.pipeline.transaction_files import write_transaction_files
 from recovery.spark import transactions, verify, write_transactions
 from recovery.spark.mapping import mapped
 from recovery.spark.progress import watched
@@ -113,6 +118,29 @@ def test_what_a_task_cannot_read_is_a_sentence(spark: SparkSession, tmp_path: Pa
     segment.unlink()
     with pytest.raises(CorruptStore, match="cannot be unpacked as gzip"):
         verify(spark, str(tmp_path / "store"))
+
+
+@pytest.mark.parametrize(
+    ("refusal", "kind", "sentence"),
+    [
+        (FileNotFoundError(errno.ENOENT, "Failed to open local file"), StoreError, "that all machines share"),
+        (OSError(errno.ENOSPC, "Error writing bytes to file"), StoreFull, "No space left"),
+    ],
+)
+def test_rows_that_a_task_cannot_write_are_a_sentence(
+    golden: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: OSError,
+    kind: type[StoreError], sentence: str,
+) -> None:  # fmt: skip
+    """A cluster whose machines do not share the directory, or whose disk is full: it was called a defect."""
+
+    def refuse(*_: object) -> None:
+        raise refusal
+
+    monkeypatch.setattr(joins, "write_rows", refuse)
+    path, out = str(golden("kinds/rocketmq-5.5.0-clean")), tmp_path / "out"
+    with pytest.raises(kind, match=sentence):
+        write_transaction_files(InMemoryExecutor(), StoreLocation(path).log(), path, str(out), 0)
+    assert not out.exists()
 
 
 def test_leaving_by_an_exception_cancels_the_tasks(spark: SparkSession) -> None:
