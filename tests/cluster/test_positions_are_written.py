@@ -52,6 +52,25 @@ def test_a_position_that_its_broker_did_not_get_is_written_again(served: Connect
         assert _stands_at(served, message, 1)
 
 
+def test_a_position_that_its_broker_forgot_is_written_again(served: Connected) -> None:
+    """One that is killed forgets what it was told in its last five seconds, and answered: all of that came again to the
+    next consumer, however long this one went on and however it was closed."""
+    producer = served.client.producer("plain")
+    served.client.create_topic("carts", queues=1)
+    producer.send(broker.Message("carts", b"lamp"))
+    with served.client.consumer("billing", "carts") as consumer:
+        message = consumer.receive(served.soon_s)
+        assert message is not None
+        assert consumer.ack(message)
+        assert _stands_at(served, message, 1)
+        with WireClient(served.proxy.target) as operator:
+            place = {"consumerGroup": "billing", "topic": "carts", "queueId": 0, "commitOffset": 0}
+            assert operator.request(RequestCode.UPDATE_CONSUMER_OFFSET, place).code == ResponseCode.SUCCESS
+        served.proxy.cut()
+        producer.send(broker.Message("carts", b"desk"))  # which the broker answers a pull with: it lost no message
+        assert _stands_at(served, message, 1)
+
+
 def _refuse_what_is_sent_back(served: Connected) -> None:
     """As a broker that is read-only does, or one at which the account has no right to the topic of retries."""
 

@@ -49,9 +49,11 @@ class Pulled:
     """What one pull brought: messages with their queue offsets, where the next pull begins, and the queue's end."""
 
     def __init__(
-        self, messages: list[tuple[int, ReceivedMessage]], next_offset: int, end: int, *, is_moved: bool
-    ) -> None:
+        self, messages: list[tuple[int, ReceivedMessage]], next_offset: int, end: int, *, is_moved: bool,
+        is_of_master: bool,
+    ) -> None:  # fmt: skip
         self.messages, self.next_offset, self.end, self.is_moved = messages, next_offset, end, is_moved
+        self.is_of_master = is_of_master
 
 
 class GroupCalls:
@@ -68,15 +70,13 @@ class GroupCalls:
 
         That is written down at once: else a consumer that is killed within a second begins later the next time.
         """
-        header = QueryConsumerOffsetRequestHeader(self._group, queue.topic, queue.queue_id, set_zero_if_not_found=False)
-        code = RequestCode.QUERY_CONSUMER_OFFSET
+        if (known := await self.position(queue)) is not None:
+            return known
         address = self._client.routes.master(queue.broker_name)
-        answer = await self._client.channels.request(address, code, header)
-        if answer.code != ResponseCode.QUERY_NOT_FOUND:
-            return QueueOffsetResponseHeader.decode(checked(answer, code, address).ext).queue_offset
         if start.word == "time" and not queue.topic.startswith(RETRY_PREFIX):
             search = SearchOffsetRequestHeader(queue.topic, queue.queue_id, start.time_ms)
-            answer = await self._client.channels.request(address, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, search)
+            code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
+            answer = await self._client.channels.request(address, code, search)
         else:
             is_last = start.word == "last" and not queue.topic.startswith(RETRY_PREFIX)
             code = RequestCode.GET_MAX_OFFSET if is_last else RequestCode.GET_MIN_OFFSET
@@ -87,6 +87,15 @@ class GroupCalls:
         if start.word != "first":
             await self.commit(queue, begin)
         return begin
+
+    async def position(self, queue: MessageQueue) -> int | None:
+        """Where its broker knows the group in a queue; None where it never was."""
+        header = QueryConsumerOffsetRequestHeader(self._group, queue.topic, queue.queue_id, set_zero_if_not_found=False)
+        address, code = self._client.routes.master(queue.broker_name), RequestCode.QUERY_CONSUMER_OFFSET
+        answer = await self._client.channels.request(address, code, header)
+        if answer.code == ResponseCode.QUERY_NOT_FOUND:
+            return None
+        return QueueOffsetResponseHeader.decode(checked(answer, code, address).ext).queue_offset
 
     async def commit(self, queue: MessageQueue, position: int) -> None:
         """Write down where the group stands in a queue.
@@ -126,7 +135,8 @@ class GroupCalls:
             messages = [(at, message) for at, message in messages if selection.matches(message.tag)]
         wanted = [(at, message) for at, message in messages if at >= queue_offset]
         is_moved = answer.code == ResponseCode.PULL_OFFSET_MOVED
-        return Pulled(wanted, next_offset, ext.max_offset, is_moved=is_moved)
+        is_of_master = address == self._client.routes.broker(queue.broker_name).master
+        return Pulled(wanted, next_offset, ext.max_offset, is_moved=is_moved, is_of_master=is_of_master)
 
     def _pulled_from(self, queue: MessageQueue) -> str:
         """The master; a slave where the broker suggests one, or while there is no master."""

@@ -60,7 +60,7 @@ class GroupMember:
         self._started_ms = time.time_ns() // 1_000_000
         self._before: frozenset[MessageQueue] = frozenset()  # the queues that were there when we joined
         self._failing: set[str | MessageQueue] = set()  # topics and queues whose failure was logged
-        client.consumer = lambda: self._data
+        client.consumer, client.opened = lambda: self._data, self._connected
         client.answers(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, self._members_changed)
         client.answers(RequestCode.GET_CONSUMER_RUNNING_INFO, self._asked_how_it_runs)
 
@@ -272,7 +272,9 @@ class GroupMember:
             is_failing = False
             if moved_to is not None:
                 self._holdings.move(held, moved_to)
+                held.may_be_forgotten = False
             else:
+                held.is_pulled_since |= found.is_of_master
                 self._holdings.put(held, found.messages, found.next_offset)
 
     async def _moved_to(self, held: HeldQueue, found: Pulled) -> int:
@@ -323,11 +325,31 @@ class GroupMember:
             self._holdings.again(message, _AFTER_FAILURE_S)
 
     async def _commit(self, held: HeldQueue) -> None:
-        position = held.window.position
-        if position != held.committed:
-            with contextlib.suppress(BrokerError):  # again in a second
+        with contextlib.suppress(BrokerError):  # again in a second
+            if held.may_be_forgotten and held.is_pulled_since:
+                await self._look_after(held)
+            position = held.window.position
+            if position != held.committed:
                 await self._calls.commit(held.queue, position)
                 held.committed = position
+
+    def _connected(self, address: str) -> None:
+        """A broker that was killed forgets the positions of its last five seconds, which it had answered.
+
+        They are looked after when it has answered a pull: where it lost messages, too, its positions are right. Java
+        writes all of its positions every 5 s. RocketMQ: flushConsumerOffsetInterval (5.3.3).
+        """
+        for held in self._holdings.held:
+            with contextlib.suppress(BrokerError):
+                if self._client.routes.master(held.queue.broker_name) == address:
+                    held.may_be_forgotten, held.is_pulled_since = True, False
+
+    async def _look_after(self, held: HeldQueue) -> None:
+        """Have a position written once more that its broker forgot. One that is farther is another member's."""
+        known = await self._calls.position(held.queue)
+        if known is None or known < held.committed:
+            held.committed = -1
+        held.may_be_forgotten = False
 
     async def _lock_on(self) -> None:
         while True:
