@@ -61,6 +61,27 @@ def test_a_crash_is_told_once_and_the_next_one_too(tmp_path: Path) -> None:
     asyncio.run(watch_again())
 
 
+def test_a_look_that_fails_makes_nothing_news(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As while a volume is away: the crash that was told before was told again, and a recovery offered twice."""
+    looks: list[Any] = [{"abort": "a"}, OSError("away"), {"abort": "a"}, None, {"abort": "a"}]
+
+    def look(_: CrashTrigger) -> Any:
+        found = looks.pop(0) if looks else None
+        if isinstance(found, OSError):
+            raise found
+        return found
+
+    monkeypatch.setattr(CrashTrigger, "look", look)
+
+    async def watch() -> None:
+        events = CrashTrigger(path="/srv/shop", poll_s=FAST_S).run()
+        await first(events)
+        await first(events)
+        assert looks == [], "the second event is of the crash after the store was seen in order"
+
+    asyncio.run(watch())
+
+
 def test_a_store_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
     """A trigger that failed would take its DAG's start with it."""
     path = tmp_path / "shop"

@@ -15,7 +15,7 @@ from sqlalchemy import create_engine
 
 import broker
 from broker.live import LiveStore
-from recovery.checkback.catalog import attempts_of
+from recovery.checkback.catalog import Attempt, Catalog, attempts_of
 from recovery.checkback.config import Setup
 from recovery.checkback.leader import Leader, LeaderLock, leaders, myself
 from recovery.checkback.ledger_resolver import LedgerResolver
@@ -243,6 +243,21 @@ def test_what_no_leader_asks_for_is_due_for_airflow(store: LiveStore) -> None:
     assert due_now(store.path, later_ms, {}).event is None
     some.release()
     every.release()
+
+
+@pytest.mark.parametrize("outcome", ["down", "refused", "unknown"])
+def test_what_the_leader_of_its_group_could_not_ask_is_due_for_airflow(store: LiveStore, outcome: str) -> None:
+    """It may not know the ledger, of which the group has several; what was answered is the leader's to ask again."""
+    (half,) = prepare(store, "a")
+    later_ms = time.time_ns() // 1_000_000 + 60_000
+    catalog, place = Catalog.open(store.path, store.store_id), (half.commitlog_offset, half.message_id)
+    catalog.remember([Attempt(*place, "orders", "a", half.store_timestamp_ms, 0, 1, 1, outcome, "")])
+    catalog.close()
+    lease = LeaderLock(store.path, asks={"a": "x"})
+    assert lease.try_take()
+    due = due_now(store.path, later_ms, {}).event
+    assert due == (None if outcome == "unknown" else {"due": 1, "commitlog_offset": half.commitlog_offset})
+    lease.release()
 
 
 def test_a_ledger_says_nothing_of_a_half_message_without_one(store: LiveStore, tmp_path: Path) -> None:
