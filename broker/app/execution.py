@@ -157,15 +157,16 @@ class Execution:
                 self._runs.add(settlement.group, handler.name, settlement.outcome, time.perf_counter() - begun_s)
 
     def _pass_over(self, message: ReceivedMessage) -> None:
-        """No handler selects its tag: then it is done. One of another topic was sent back by another version.
+        """No handler selects its tag: then it is done, unless it was sent back, by another version of the application.
 
         That had not processed it, and nobody else would: it waits with the dead letters until a version handles it.
         """
-        group = self._group.group
-        if message.topic in self._group.topics:
+        group, is_tag = self._group.group, message.topic in self._group.topics
+        if is_tag and not message.reconsume_times:
             self._consumer.ack(message)
             return
-        where = f"the application handles no {message.topic} in the group {group}"
+        what = f"{message.topic} with the tag {message.tag!r}" if is_tag else message.topic
+        where = f"the application handles no {what} in the group {group}"
         reason = f"{where}: another version of it sent this back"
         self._consumer.retry(message, -1, reason=reason)
         text, about = "message %s goes to the dead letters of %s: %s", _about(message, group)

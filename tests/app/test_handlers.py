@@ -120,8 +120,17 @@ def test_a_body_that_does_not_decode_goes_to_the_dead_letters_with_the_reason(ap
     assert handled == [Placed(1, "lamp")]
 
 
-def test_what_another_version_sent_back_is_not_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """An update that handles another topic in a group is taken back, while a message of that topic is to be retried."""
+@pytest.mark.parametrize(
+    ("kinds", "what"),
+    [
+        ([("orders", "*"), ("refunds", "*")], "refunds"),
+        ([("refunds", "new"), ("refunds", "old")], "refunds with the tag 'old'"),
+    ],
+)
+def test_what_another_version_sent_back_is_not_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kinds: list[tuple[str, str]], what: str
+) -> None:
+    """An update that handles another topic, or tag, in a group is taken back while a message of it is to be retried."""
     paid, broken = list[int](), threading.Event()
     broken.set()
 
@@ -130,23 +139,23 @@ def test_what_another_version_sent_back_is_not_lost(tmp_path: Path, caplog: pyte
             raise ValueError
         paid.append(order_id)
 
-    def version(*topics: str) -> broker.App:
+    def version(*handled: tuple[str, str]) -> broker.App:
         app = broker.App(tmp_path / "shop.store", layout=SMALL, sync="os", topics=["refunds"])
-        for topic in topics:
-            app.on(topic, group="bank", retry=broker.Retry(10_000, delays_s=(0,)))(pay_back)
+        for topic, tags in handled:
+            app.on(topic, group="bank", tags=tags, retry=broker.Retry(10_000, delays_s=(0,)))(pay_back)
         return app
 
-    with version("orders", "refunds") as newer:
-        newer.send("refunds", 7)
+    with version(*kinds) as newer:
+        newer.send("refunds", 7, tag="old")
         with newer.workers() as workers:
             until(lambda: workers.handled)
-    with version("orders") as older, older.workers():
+    with version(kinds[0]) as older, older.workers():
         until(lambda: list(dead_letters(older.store, "bank")))
         (letter,) = dead_letters(older.store, "bank")
-    assert letter.why == "the application handles no refunds in the group bank: another version of it sent this back"
+    assert letter.why == f"the application handles no {what} in the group bank: another version of it sent this back"
     assert caplog.messages[-1].endswith(letter.why)
     broken.clear()
-    with version("orders", "refunds") as again, again.workers():
+    with version(*kinds) as again, again.workers():
         assert len(resend(again.store, "bank")) == 1
         until(lambda: paid == [7])
 
