@@ -13,7 +13,7 @@ from recovery.pipeline.splits import Split
 from recovery.scan.units import Interval
 from recovery.transactions.events import Names, Rows
 from recovery.verify.consume_queues import DelayedRecords, Delays, QueueComparison
-from recovery.verify.index import ITEM, IndexDifferences, Span, best_rule, match_items
+from recovery.verify.index import ITEM, IndexDifferences, best_rule, last_offset, match_items
 from recovery.verify.index_files import IndexFileView
 from recovery.verify.index_items import EXPECTED as EXPECTED_ITEM
 from recovery.verify.index_items import IndexingRule
@@ -82,23 +82,22 @@ def merge_index(
 ) -> IndexDifferences:
     """What all splits missed, by the rule that fits each segment best."""
     by_segment: dict[int, list[dict[IndexingRule, tuple[Rows, Rows]]]] = defaultdict(list)
-    items, spans = NumberedItems(files), dict[int, Span]()
+    items, last = NumberedItems(files), dict[int, int]()
     for split, part, own in zip(splits, parts, ranges, strict=True):
         if part.index:
             by_segment[split.base].append(part.index)
             first, stop = own.items
-            if first < stop:
-                begin, end = (int(items.read(at, at + 1)["commitlog_offset"][0]) for at in (first, stop - 1))
-                spans[split.base] = spans.get(split.base, Span(begin, end))._replace(last=end)
+            if (offset := last_offset(items.read(max(first, stop - 1), stop))) is not None:
+                last[split.base] = offset
     all_missing, all_strays = [np.zeros(0, EXPECTED_ITEM)], [np.zeros(0, ITEM)]
     chosen: IndexingRule | None = None
     for base, of_segment in sorted(by_segment.items()):
         under = {rule: _without_moved(files, [one[rule] for one in of_segment], base) for rule in IndexingRule}
-        chosen, (missing, strays) = best_rule(under, spans.get(base), chosen)
+        chosen, (missing, strays) = best_rule(under, last.get(base), chosen)
         all_missing.append(missing)
         all_strays.append(strays)
-    behind = ranges[-1].items[1] if ranges else 0
-    file, item = items.place(behind) if behind < items.count else (len(files), 1)
+    end = ranges[-1].items[1] if ranges else 0
+    file, item = items.place(end) if end < items.count else (len(files), 1)
     return IndexDifferences(np.concatenate(all_missing), np.concatenate(all_strays), file, item)
 
 

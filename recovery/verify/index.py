@@ -57,13 +57,6 @@ def _joined(runs: Sequence[_ItemRun]) -> Rows:
     return items
 
 
-class Span(NamedTuple):
-    """The CommitLog offsets that some items begin and end with."""
-
-    first: int
-    last: int
-
-
 class IndexDifferences(NamedTuple):
     """What the index lacks, the items that no record asked for, and the file and item behind the last one compared."""
 
@@ -111,10 +104,10 @@ class IndexComparison:
             live = _joined(runs) if live is None else live
             missing, known = match_items(self._files, expected, live, records.base)
             under[rule] = (expected[missing], live[~known])
-            if not mismatch_score(*under[rule], span_of(live)):
+            if not mismatch_score(*under[rule], last_offset(live)):
                 break
         assert live is not None
-        self._rule, (lacking, strays) = best_rule(under, span_of(live), self._rule)
+        self._rule, (lacking, strays) = best_rule(under, last_offset(live), self._rule)
         self._missing.append(lacking)
         self._strays.append(strays)
 
@@ -253,29 +246,25 @@ def right_times(file: IndexFileView, items: Ints, live: Rows, store_ms: Ints) ->
     return np.asarray(fits)
 
 
-def mismatch_score(missing: Rows, strays: Rows, span: Span | None) -> int:
-    """How much speaks against a rule. What the index lacks outside its items says nothing: it ends there, or a file
-    before them is lost, and the rule by which a record has most items would lack most."""
-    if span is None:
-        return len(strays)
-    places = missing["commitlog_offset"]
-    return len(strays) + int(((places >= span.first) & (places <= span.last)).sum())
+def mismatch_score(missing: Rows, strays: Rows, last: int | None) -> int:
+    """How much speaks against a rule. What the index lacks behind its last item says nothing: it ends there."""
+    return len(strays) + (0 if last is None else int((missing["commitlog_offset"] <= last).sum()))
 
 
 def best_rule(
-    under: Mapping[IndexingRule, ItemDifferences], span: Span | None, before: IndexingRule | None
+    under: Mapping[IndexingRule, ItemDifferences], last: int | None, before: IndexingRule | None
 ) -> tuple[IndexingRule, ItemDifferences]:
     """The rule against which least speaks, and what speaks against it; of equals the one that held `before`.
 
     A broker that was exchanged for one of 5.4 or later, or back, leaves the items of tags of one part of the records.
     """
-    score = {rule: mismatch_score(*differences, span) for rule, differences in under.items()}
+    score = {rule: mismatch_score(*differences, last) for rule, differences in under.items()}
     best = min(under, key=lambda rule: (score[rule], rule is not before, list(IndexingRule).index(rule)))
     if score[best] and {IndexingRule.V5, IndexingRule.V54} <= under.keys():
         plain, tagged = under[IndexingRule.V5], under[IndexingRule.V54]
         lacking, present = _without(tagged[0], plain[0]), _without(plain[1], tagged[1])
         both = (plain[0], tagged[1])
-        if _follow_each_other(lacking, present) and not mismatch_score(*both, span):
+        if _follow_each_other(lacking, present) and not mismatch_score(*both, last):
             return (IndexingRule.V54 if best is IndexingRule.V5 else best), both
     return best, under[best]
 
@@ -295,9 +284,9 @@ def _follow_each_other(items: Rows, others: Rows) -> bool:
     return bool(one.max() < other.min() or other.max() < one.min())
 
 
-def span_of(items: Rows) -> Span | None:
-    """What the first and the last item say; None without an item."""
-    return Span(int(items[0]["commitlog_offset"]), int(items[-1]["commitlog_offset"])) if len(items) else None
+def last_offset(items: Rows) -> int | None:
+    """The CommitLog offset that the last item says."""
+    return int(items[-1]["commitlog_offset"]) if len(items) else None
 
 
 def _packed(items: Rows, base: int) -> Ints:

@@ -88,18 +88,6 @@ def test_flipped_bits(small: Path, seed: int, split_bytes: int) -> None:
         assert comparable(verify_inline(str(path), split_bytes)) == comparable(verify(path))
 
 
-def test_an_index_that_lost_its_first_file(golden: Callable[[str], Path], tmp_path: Path) -> None:
-    """Where the log is damaged, too, one engine took it for an index without tags: those lack fewer items."""
-    path = tmp_path / "store"
-    shutil.copytree(golden("kinds/rocketmq-5.5.0-rocksdb-halves"), path)
-    min((path / "index").iterdir()).unlink()
-    places = [at for batch in scan(path) for at in batch.column(0).to_pylist()]
-    with next((path / "commitlog").iterdir()).open("r+b") as segment:
-        segment.seek(next(at for at in places if at > 38_000) + 4)
-        segment.write(b"?")
-    assert comparable(verify_inline(str(path), 9000)) == comparable(verify(str(path)))
-
-
 @pytest.mark.parametrize("split_bytes", [1 << 30, 1024])
 @pytest.mark.parametrize(
     "missing", ["index", "index/*", "consumequeue", "transaction/redolog", "transaction/statetable"]
