@@ -135,8 +135,8 @@ class StoreLocation:
 
 def manifest_of(place: StoreLocation, store: StoreFiles) -> LogManifest:
     """What executors need to know of the part of a log that is compared."""
-    listing = store.compared
-    files = tuple(SegmentEntry(segment.base, segment.size, segment.path) for segment in listing.segments)
+    listing, absolute = store.compared, path_of_store if place.is_local else str
+    files = tuple(SegmentEntry(segment.base, segment.size, absolute(segment.path)) for segment in listing.segments)
     return LogManifest(place.for_all(), files, listing.segment_size, listing.damages, store.watermark)
 
 

@@ -27,7 +27,7 @@ from recovery.pipeline.in_memory import InMemoryExecutor
 from recovery.pipeline.inspection import InspectionTask
 from recovery.pipeline.store_location import StoreLocation, manifest_of
 from recovery.pipeline.verification import comparing, verify_in_stages
-from recovery.scan import scan, scanner
+from recovery.scan import scanner
 from recovery.scan.store_files import StoreFiles
 from recovery.verify.conclusion import Conclusion
 from recovery.verify.verifier import Verification, verify

@@ -9,14 +9,14 @@ from broker.store.disk.os_errors import closed_store
 
 _MAPS_MIN, _MAPS_MAX = 32, 8192  # Linux gives a process 65,530 maps
 _FILES_OF_A_MAP = 2  # Python's mmap has a descriptor of its own
-_SHARE = 2  # of the files that this process may have open: the others are the application's, and the store's logs
+_OTHERS = 256  # files of a store that are open besides; a quarter of what this process may have open stays free
 
 
 def maps_of_queues_max() -> int:
     """How many files of ConsumeQueues a process may have mapped at one time: by its limit of open files, as it is."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    share = limit // _SHARE // _FILES_OF_A_MAP
-    return _MAPS_MAX if limit == resource.RLIM_INFINITY else min(max(share, _MAPS_MIN), _MAPS_MAX)
+    maps = (limit * 3 // 4 - _OTHERS) // _FILES_OF_A_MAP
+    return _MAPS_MAX if limit == resource.RLIM_INFINITY else min(max(maps, _MAPS_MIN), _MAPS_MAX)
 
 
 class OpenFiles:

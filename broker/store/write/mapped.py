@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+from itertools import islice
+from random import randrange
 
 from broker.format.consumequeue import FILLER, UNIT_SIZE, Unit
 from broker.store.disk.files import Disk, Map
@@ -146,7 +148,8 @@ class MappedQueue:
 class OpenMaps:
     """The maps of many queues: a store may have more of them than a process may have open files.
 
-    Units are written behind each other, so the map that was made first is needed least, and is released.
+    One of the older half is released, any of them: where queues are written to by turns, the oldest is the next one
+    that is needed.
     """
 
     def __init__(self) -> None:
@@ -157,9 +160,9 @@ class OpenMaps:
         self._made.pop((queue, base), None)
         self._made[queue, base] = None
         while len(self._made) > maps_of_queues_max():
-            oldest, at = next(iter(self._made))
-            del self._made[oldest, at]
-            oldest.release(at)
+            old, at = next(islice(self._made, randrange(len(self._made) // 2), None))
+            del self._made[old, at]
+            old.release(at)
 
 
 class UnitQueue(MappedQueue):
