@@ -3,6 +3,7 @@
     build = Build(files, sizes, directory, disk)
     for records in scan: build.add(records)
     build.finish()
+    build.flush()      # where the files are to stay
 
 Slots are kept: slot n belongs to the prepared record whose queueOffset is n, settled or not. Of two that claim one slot
 the later owns it. What the live files hold about records below the log's beginning is carried over, for no record says
@@ -121,7 +122,7 @@ class Build:
         self.redo_units += len(units)
 
     def finish(self) -> None:
-        """Compute the outcomes, write the state table, carry over what lies below the log, and flush everything."""
+        """Compute the outcomes, write the state table, and carry over what lies below the log."""
         for outcomes in self.tracker.outcomes():
             self._add_to_table(outcomes.slots(self.files.table_generation))
         self._refuse_numbers()
@@ -132,6 +133,11 @@ class Build:
         for queue, first in first_made:  # readers take an empty unit for the end of the queue
             queue.fill_front(first, FILLER.pack())
         self.index.finish()
+        for files in self._unit_files():
+            files.fill_gaps()
+
+    def flush(self) -> None:
+        """Flush all that `finish` made. Where it is only compared, thousands of queues would wait for the disk."""
         for files in self._unit_files():
             files.force()
 

@@ -91,10 +91,14 @@ class UnitFiles:
         """The number of the first unit of the first file."""
         return next(self.bases(), 0) // int(self.dtype.itemsize)
 
+    def fill_gaps(self) -> None:
+        """Make the files in which no unit lies, between others."""
+        for base in self.bases():
+            self._queue.allocate(base)
+
     def force(self) -> None:
         """Everything to the disk."""
         for base in self.bases():
-            self._queue.allocate(base)  # one in which no unit lies, between others
             self._queue.sync(base, base + self._queue.file_size)
 
     def close(self) -> None:

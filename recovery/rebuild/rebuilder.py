@@ -288,17 +288,17 @@ class Rebuilding:
         remove_built(self.disk, self.paths)
         if made is not None:
             replaced.finish(self.disk, self.paths, made, is_ours=self.ours)
-        kept = tuple(replaced.replacements(self.disk, self.paths))
-        return replace(report, applied=True, replacement=made, kept=kept)
+        return replace(report, applied=True, replacement=made, kept=tuple(replaced.replacements(self.disk, self.paths)))
 
     def _begin(
         self, build: Build, report: RebuildReport, files: Sequence[str] = (), words: dict[str, int] | None = None,
         *, is_open: bool = False,
     ) -> Replacement | None:  # fmt: skip
-        """Keep aside the directories that differ, and small files; None when there is nothing to change."""
+        """Flush what is built, keep aside what differs, and small files; None when there is nothing to change."""
         parts = [part for part in build.parts() if self._differs(build, report, *part[:2])]
         if not parts and not is_open:
             return None
+        build.flush()
         return replaced.begin(
             self.disk, self.paths, name=replaced.name_now(), command="checkback rebuild --apply", parts=parts,
             files=files, reasons=[str(one) for one in report.differences], words=words, tail=self._end,

@@ -11,6 +11,7 @@ import pytest
 from broker.store.disk.files import Disk
 from broker.store.write import mapped
 from broker.store.writer import open_writer
+from recovery.rebuild.file_writers import UnitFiles
 from recovery.rebuild.rebuilder import rebuild
 from tests.cli.command import command
 from tests.store.filled import SMALL, few_open_files, fill_queues
@@ -36,3 +37,20 @@ def test_more_queues_than_a_process_may_have_open_files(tmp_path: Path, monkeypa
     store.close()
     with few_open_files(190):  # 140 of them to compare
         assert rebuild(tmp_path).as_json()["counts"] == {}
+
+
+def test_to_compare_thousands_of_queues_nothing_waits_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only what is put in place is flushed; that a power cut loses nothing of it is tested with the exchange."""
+    store = open_writer(str(tmp_path), Disk(), SMALL, sync="os")
+    fill_queues(store, 3)
+    store.close()
+    flushed = list[str]()
+    monkeypatch.setattr(UnitFiles, "force", lambda files: flushed.append(repr(files)))
+    assert rebuild(tmp_path).ok
+    assert flushed == []
+    with next((tmp_path / "consumequeue" / "Many" / "0").iterdir()).open("r+b") as queue:
+        queue.write(b"\x01")  # another place in the log
+    rebuild(tmp_path, apply=True)
+    assert len(flushed) >= 3
