@@ -34,7 +34,9 @@ class Outcome(enum.Enum):
         return self in STATES
 
 
-NOTHING_DECIDED = "nothing was decided: "  # a refusal begins so
+NOTHING_DECIDED = "nothing was decided: "
+"""What the sentence of a refusal begins with."""
+
 STATES = {Outcome.COMMITTED: TransactionState.COMMITTED, Outcome.ROLLED_BACK: TransactionState.ROLLED_BACK}
 """The state of a transaction that each decision leads to."""
 

@@ -184,13 +184,15 @@ def test_a_round_that_fails_is_tried_again(
 
 def test_a_round_counts_although_no_old_row_can_be_removed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A ledger's database is away: the round says so, and is no failure."""
-    away = broker.Ledger(create_engine("postgresql+psycopg://shop@127.0.0.1:1/shop"))
-    used = broker.Ledger(create_engine(f"sqlite:///{tmp_path / 'shop.db'}"))
-    used.create_all()
+    files = [tmp_path / name for name in ("here.db", "away.db")]
+    ledgers = [broker.Ledger(create_engine(f"sqlite:///{file}")) for file in files]
     with open_store(tmp_path / "store") as store:
-        producers = [
-            store.producer(f"shop-{number}", topics=["orders"], ledger=one) for number, one in enumerate((used, away))
-        ]
+        producers = list[broker.Producer]()
+        for ledger in ledgers:
+            ledger.create_all()
+            producers.append(store.producer(f"shop-{len(producers)}", topics=["orders"], ledger=ledger))
+        ledgers[1].engine.dispose()
+        files[1].unlink()
         service = for_producers(store, producers)
         assert service.run_once() is not None
         service.stop()
