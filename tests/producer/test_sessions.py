@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import event
@@ -66,8 +68,13 @@ def test_a_session_of_flask_finds_a_ledger_by_its_bind_key(store: LiveStore, tmp
 def test_a_message_costs_the_database_no_more_than_its_row(backend_shop: BackendShop) -> None:
     """An INSERT, and where that came early a SELECT that it is still there; nothing for the second message."""
     producer, statements = backend_shop.producer(), []
-    engine = backend_shop.ledger.engine
-    event.listen(engine, "before_cursor_execute", lambda *arguments: statements.append(arguments[2].split()[0]))
+    engine, me = backend_shop.ledger.engine, threading.get_ident()
+
+    def note(*arguments: Any) -> None:
+        if threading.get_ident() == me:  # on a slow machine a check of its broker is answered beside it
+            statements.append(arguments[2].split()[0])
+
+    event.listen(engine, "before_cursor_execute", note)
     for turn in range(2):  # what is asked once for a process, is asked in the first
         statements.clear()
         with backend_shop.session() as session:
