@@ -25,6 +25,7 @@ from broker.consuming.once import one_transaction
 from broker.consuming.processing import AsyncProcessing, Processing, check_note, check_note_async
 from broker.database.dedup import Processed
 from broker.errors import BodyError, BrokerError, TransactionError
+from broker.format import properties as names
 from broker.log_fields import event
 from broker.message import ReceivedMessage
 
@@ -159,10 +160,11 @@ class Execution:
     def _pass_over(self, message: ReceivedMessage) -> None:
         """No handler selects its tag: then it is done, unless it was sent back, by another version of the application.
 
-        That had not processed it, and nobody else would: it waits with the dead letters until a version handles it.
+        That had not processed it, and nobody else would: it waits with the dead letters until a version handles it. One
+        that was resent from there has its retries before it, and is known by the topic that it came from.
         """
         group, is_tag = self._group.group, message.topic in self._group.topics
-        if is_tag and not message.reconsume_times:
+        if is_tag and names.RETRY_TOPIC not in message.properties:
             self._consumer.ack(message)
             return
         what = f"{message.topic} with the tag {message.tag!r}" if is_tag else message.topic
