@@ -129,7 +129,7 @@ def _starts(value: Any) -> None:
 
 
 def _duration(value: Any) -> None:
-    from recovery.checkback.policy import parse_duration
+    from recovery.durations import parse_duration
 
     if value:
         parse_duration(value)

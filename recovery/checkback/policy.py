@@ -10,18 +10,16 @@ TransactionalMessageServiceImpl.check (5.3.3), TransactionStateService (3.1.4).
 from __future__ import annotations
 
 import enum
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import islice
 from typing import Any, NamedTuple
 
 from broker.errors import BrokerError
+from recovery.durations import parse_duration
 
 DEFAULT_TOPIC = "*"
 """The name in a policy that stands for all topics that it does not name."""
-_UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _EXPONENT_MAX = 64  # backoff ** 64 is longer than any store lives
 
 
@@ -302,32 +300,17 @@ def _value(name: str, value: Any, topic: str) -> Any:
             return parse_duration(value)
         if name == "at_limit":
             return AtLimit(value)
-        number: float = value + 0  # what is not a number fails here
-        return int(number) if name == "most_checks" else float(number)
-    except (TypeError, ValueError) as error:
+        return _number(value, whole=name == "most_checks")
+    except (TypeError, ValueError, OverflowError) as error:
         raise BadPolicy(f"the policy of topic {topic}: {name} cannot be {value!r:.60} ({error})") from None
 
 
-def parse_duration(value: Any) -> int:
-    """Milliseconds of text such as `500ms`, `30s`, `12h`; a number means seconds. Raises ValueError otherwise."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return round(value * 1000)
-    match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
-    if match is None:
-        raise ValueError("a duration is a number and one of ms, s, m, h, d, as in 30s")
-    return round(float(match[1]) * _UNIT_MS[match[2]])
-
-
-def format_duration(duration_ms: int) -> str:
-    """A duration as text, in its two largest units: 6s, 1m 30s, 12h; below a second 500ms."""
-    if duration_ms < 1000:
-        return f"{duration_ms}ms"
-    words, rest = [], round(duration_ms / 1000)
-    for unit in ("d", "h", "m", "s"):
-        count, rest = divmod(rest, _UNIT_MS[unit] // 1000)
-        if count:
-            words.append(f"{count}{unit}")
-    return " ".join(words[:2])
+def _number(value: Any, *, whole: bool) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError("it is a number")
+    if whole and value != int(value):
+        raise ValueError("it is a whole number")
+    return int(value) if whole else float(value)
 
 
 def _checked(rule: Rule, topic: str) -> Rule:

@@ -10,8 +10,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from broker.errors import BrokerError
-from recovery.checkback.policy import parse_duration
 from recovery.checkback.time_limit import ANSWER_WITHIN_S
+from recovery.durations import parse_duration
 
 _KINDS = ("ledger", "http", "call")
 _OF_KIND = {

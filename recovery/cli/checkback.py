@@ -257,7 +257,8 @@ def policy_explain(
 ) -> None:
     """Show when a transaction of a topic without an answer is queried, and what happens at the limit."""
     from recovery.checkback.policy import as_json as rule_json
-    from recovery.checkback.policy import format_duration, timeline
+    from recovery.checkback.policy import timeline
+    from recovery.durations import format_duration
 
     rule = _setup({}, config).policy.rule(topic)
     moments = list(timeline(rule, 50))
@@ -309,7 +310,7 @@ def _setup(options: dict[str, Any], config: str | None) -> Setup:
 
 
 def _duration(text: str) -> int:
-    from recovery.checkback.policy import parse_duration
+    from recovery.durations import parse_duration
 
     try:
         return parse_duration(text)

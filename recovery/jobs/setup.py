@@ -171,7 +171,7 @@ def parse_retention(
 ) -> Retention:
     """A retention from text: durations as 72h, sizes as 20GiB; `gone_after` may be never. Raises BrokerError."""
     from broker.store.maintain.retention import GONE_AFTER_S
-    from recovery.checkback.policy import parse_duration
+    from recovery.durations import parse_duration
     from recovery.humanize import parse_size
 
     try:

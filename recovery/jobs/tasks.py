@@ -267,7 +267,7 @@ def retain(
     """
     from broker.store.maintain.retention import most_careful
     from recovery.checkback.ledger_retention import expire_ledgers
-    from recovery.checkback.policy import parse_duration
+    from recovery.durations import parse_duration
     from recovery.jobs.setup import parse_retention
 
     wanted = parse_retention(keep, max_bytes, free_bytes, gone_after, even_unread=even_unread)

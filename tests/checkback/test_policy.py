@@ -21,13 +21,12 @@ from recovery.checkback.policy import (
     Standing,
     Verdict,
     decide,
-    format_duration,
     immunity_ms,
     next_check,
-    parse_duration,
     parse_policy,
     timeline,
 )
+from recovery.durations import format_duration, parse_duration
 
 S = 1000
 H = 3_600_000
@@ -176,6 +175,14 @@ def test_a_topic_begins_with_the_rule_for_all() -> None:
         ({"orders": {"backoff": "big"}}, "backoff"),
         ({"orders": {"jitter": 2}}, "jitter"),
         ({"orders": {"most_checks": 0}}, "most_checks"),
+        ({"orders": {"most_checks": 2.5}}, "most_checks cannot be 2.5"),
+        ({"orders": {"most_checks": float("inf")}}, "most_checks cannot be inf"),
+        ({"orders": {"jitter": True}}, "jitter cannot be True"),
+        ({"orders": {"backoff": 10**400}}, "backoff cannot be"),
+        ({"orders": {"interval": float("inf")}}, "interval cannot be inf"),
+        ({"orders": {"interval": float("nan")}}, "interval cannot be nan"),
+        ({"orders": {"interval": "365001d"}}, "at most 365000d"),  # no 64 bits hold a much later next check
+        ({"orders": {"longest": "9" * 400 + "d"}}, "at most 365000d"),
         ({"orders": {"longest": "1s"}}, "longest"),
         ({"orders": {"preset": "rocketmq-4"}}, "rocketmq-4"),
         ({"orders": "often"}, "often"),

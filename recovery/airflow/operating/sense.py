@@ -123,7 +123,7 @@ def _check_schedule(key: str, value: str) -> None:
 
 
 def _check_duration(key: str, value: str) -> None:
-    from recovery.checkback.policy import parse_duration
+    from recovery.durations import parse_duration
 
     try:
         parse_duration(value)

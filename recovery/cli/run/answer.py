@@ -102,7 +102,7 @@ def account() -> list[str] | None:
 
 
 def _seconds(text: str) -> float:
-    from recovery.checkback.policy import parse_duration
+    from recovery.durations import parse_duration
 
     try:
         return parse_duration(text) / 1000

@@ -187,7 +187,7 @@ def _settings(grace: str, check_every: str, config: str | None, until_idle: str 
 
 
 def _seconds(option: str, text: str) -> float:
-    from recovery.checkback.policy import parse_duration
+    from recovery.durations import parse_duration
 
     try:
         return parse_duration(text) / 1000
