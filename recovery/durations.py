@@ -7,13 +7,13 @@ from typing import Any
 
 _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
-_DAYS_MAX = 365_000  # a thousand years from now is a date yet, and fits into 64 bits of a catalog
+_DAYS_MAX = 36_500  # more nanoseconds do not fit into the 64 bits of a time-out, nor later dates into some databases
 
 
 def parse_duration(value: Any) -> int:
     """Milliseconds of text such as `500ms`, `30s`, `12h`; a number means seconds.
 
-    Raises ValueError for anything else, and for more than a thousand years.
+    Raises ValueError for anything else, and for more than a hundred years.
     """
     if isinstance(value, int | float) and not isinstance(value, bool):
         duration_ms = value * 1000

@@ -9,7 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from recovery.checkback.leader import myself
 from recovery.cli.declaration import Argument, BadParameter, Exit, Option, VerbGroup
-from recovery.cli.shared import FINDINGS, USAGE, WELL, AsJson, LogOrNone, Otlp, Store, examples, fail, listing, secret
+from recovery.cli.shared import (
+    FINDINGS,
+    USAGE,
+    WELL,
+    AsJson,
+    LogOrNone,
+    Otlp,
+    Store,
+    examples,
+    fail,
+    interval_s,
+    listing,
+    seconds,
+    secret,
+)
 from recovery.cli.terminal.check_back_round import show_round
 from recovery.cli.terminal.log_lines import log_to_stderr
 from recovery.cli.terminal.output import print_json, show, warn
@@ -104,8 +118,8 @@ def check_back(
 
     spec = {"ledger": ledger, "schema": schema, "http": http, "headers_file": headers_file, "call": call}
     setup = _setup({**spec, "answer_within": answer_within if http or call else None}, config)
-    interval_ms = None if every is None else _duration(every)
-    keep_ms = _duration(keep_ledger)
+    every_s = None if every is None else interval_s("--every", every)
+    keep_ms = round(seconds("--keep-ledger", keep_ledger) * 1000)
     log_to_stderr(log)
     with (
         traced(otlp, "check-back"), _open(store) as opened, _catalog(opened, catalog) as kept,
@@ -117,9 +131,9 @@ def check_back(
             return show_round(check.round(check.now_ms(), dry_run=True), as_json)
         lease = LeaderLock(opened.path, asks=asked.asks)
         try:
-            if interval_ms is not None:
+            if every_s is not None:
                 opened.writer.upkeep.start()  # which releases what retention removes, also where nothing is appended
-                service = CheckService(check, lease, interval_s=interval_ms / 1000, housekeeping=keep_house)
+                service = CheckService(check, lease, interval_s=every_s, housekeeping=keep_house)
                 _warn_of_leader(lease)
                 return service.run(lambda report: show_round(report, as_json))
             report = _one_round(check, lease, asked.wrong, keep_house, anyway)
@@ -307,15 +321,6 @@ def _setup(options: dict[str, Any], config: str | None) -> Setup:
     if "http" in spec:
         spec["token"] = secret(HTTP_TOKEN)  # for this endpoint alone, and for none that the file names
     return Setup(setup.policy, {**setup.resolvers, EVERY_GROUP: spec})
-
-
-def _duration(text: str) -> int:
-    from recovery.durations import parse_duration
-
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise BadParameter(f"{text!r}: {error}") from None
 
 
 def _meant(

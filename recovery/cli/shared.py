@@ -13,6 +13,7 @@ from typing import Annotated, NoReturn
 
 from recovery.cli.declaration import Argument, BadParameter, Exit, Option
 from recovery.cli.terminal.output import warn
+from recovery.durations import parse_duration
 
 WELL, FINDINGS, USAGE, LOCKED, CORRUPT, DEFECT, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 3, 4, 70, 130, 141
 
@@ -106,6 +107,22 @@ def fail(sentence: str, code: int) -> NoReturn:
     if sentence:
         warn(sentence)
     raise Exit(code)
+
+
+def seconds(option: str, text: str) -> float:
+    """The duration that an option says, in seconds. Raises BadParameter."""
+    try:
+        return parse_duration(text) / 1000
+    except ValueError as error:
+        raise BadParameter(f"{text!r}: {error}", param_hint=option) from None
+
+
+def interval_s(option: str, text: str) -> float:
+    """The same for what is done again and again: longer than nothing. Raises BadParameter."""
+    found = seconds(option, text)
+    if found <= 0:
+        raise BadParameter(f"{text!r}: an interval is longer than nothing", param_hint=option)
+    return found
 
 
 def secret(name: str) -> str | None:

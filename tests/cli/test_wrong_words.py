@@ -35,6 +35,13 @@ def store(tmp_path: Path) -> Path:
         (["find", "{}/shop.store", "--key", "other"], 1, "no message in"),
         (["answer", "127.0.0.1:1", "--ledger", "sqlite:////x", "--bind", "--once"], 2, "leave --once, --for"),
         (["work", "shop:app", "--check-every", "0s"], 2, "an interval is longer than nothing"),
+        (["check-back", "{}/shop.store", "--every", "0s"], 2, "an interval is longer than nothing"),
+        (["check-back", "{}/shop.store", "--every", "36501d"], 2, "a duration has at most 36500d"),
+        (
+            ["answer", "127.0.0.1:1", "--ledger", "sqlite:////x", "--for", "soon"],
+            2,
+            "'--for': 'soon': a duration is a number",
+        ),
         (["serve", "{}/shop.store", "--seconds", "nan"], 2, "nan is not a finite number"),
         (["serve", "{}/shop.store", "--check-every", "inf"], 2, "inf is not a finite number"),
         (["follow", "127.0.0.1:1", "{}/new", "--every", "nan"], 2, "nan is not a finite number"),

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from recovery.cli.checkback import LedgerUrls, Schemas
 from recovery.cli.declaration import Argument, BadParameter, Exit, Option, VerbGroup
-from recovery.cli.shared import FINDINGS, USAGE, WELL, AsJson, LogOrNone, Otlp, examples, listing, secret
+from recovery.cli.shared import FINDINGS, USAGE, WELL, AsJson, LogOrNone, Otlp, examples, listing, seconds, secret
 from recovery.cli.terminal.log_lines import log_to_stderr
 from recovery.cli.terminal.output import print_json, show, warn
 from recovery.cli.terminal.traces import traced
@@ -85,7 +85,8 @@ def answer(
         signal.signal(number, lambda *_: stopped.set())
     with traced(otlp, "answer"):
         report = answer_checks(
-            namesrv, group, ledger, for_s=None if for_ is None else _seconds(for_), once=once, idle_s=_seconds(idle),
+            namesrv, group, ledger, once=once,
+            for_s=None if for_ is None else seconds("--for", for_), idle_s=seconds("--idle", idle),
             accept_lost_rows=accept_lost_rows, is_stopped=stopped.wait,
             on_report=lambda one: None if as_json else show([_summary(one)]), **reach,
         )  # fmt: skip
@@ -99,15 +100,6 @@ def account() -> list[str] | None:
     if (access_key is None) != (secret_key is None):
         raise BadParameter(f"an ACL account needs both {ACCESS_KEY} and {SECRET_KEY}")
     return None if access_key is None or secret_key is None else [access_key, secret_key]
-
-
-def _seconds(text: str) -> float:
-    from recovery.durations import parse_duration
-
-    try:
-        return parse_duration(text) / 1000
-    except ValueError as error:
-        raise BadParameter(f"{text!r}: {error}") from None
 
 
 def _show_bindings(found: list[dict[str, Any]], as_json: bool) -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 from recovery.cli.declaration import Argument, BadParameter, Exit, Option, VerbGroup
-from recovery.cli.shared import FINDINGS, WELL, LogForm, Otlp, examples, listing
+from recovery.cli.shared import FINDINGS, WELL, LogForm, Otlp, examples, interval_s, listing, seconds
 from recovery.cli.terminal.log_lines import log_to_stderr
 from recovery.cli.terminal.measured import measured
 from recovery.cli.terminal.output import show, warn
@@ -179,27 +179,11 @@ def _settings(grace: str, check_every: str, config: str | None, until_idle: str 
     from recovery.work.process import ProcessSettings
 
     return ProcessSettings(
-        grace_s=_seconds("--grace", grace),
-        check_every_s=None if check_every == "never" else _interval("--check-every", check_every),
+        grace_s=seconds("--grace", grace),
+        check_every_s=None if check_every == "never" else interval_s("--check-every", check_every),
         policy=None if config is None else load(config).policy,
-        idle_s=None if until_idle is None else _seconds("--until-idle", until_idle),
+        idle_s=None if until_idle is None else seconds("--until-idle", until_idle),
     )
-
-
-def _seconds(option: str, text: str) -> float:
-    from recovery.durations import parse_duration
-
-    try:
-        return parse_duration(text) / 1000
-    except ValueError as error:
-        raise BadParameter(f"{text!r}: {error}", param_hint=option) from None
-
-
-def _interval(option: str, text: str) -> float:
-    seconds = _seconds(option, text)
-    if seconds <= 0:
-        raise BadParameter(f"{text!r}: an interval is longer than nothing; or give never", param_hint=option)
-    return seconds
 
 
 def _moment(text: str) -> str | int:
