@@ -38,7 +38,7 @@ def store(tmp_path: Path) -> Path:
         (["check-back", "{}/shop.store", "--every", "0s"], 2, "an interval is longer than nothing"),
         (["check-back", "{}/shop.store", "--every", "36501d"], 2, "a duration has at most 36500d"),
         (
-            ["answer", "127.0.0.1:1", "--ledger", "sqlite:////x", "--for", "soon"],
+            ["answer", "127.0.0.1:1", "--group", "shop", "--ledger", "sqlite:////x", "--for", "soon"],
             2,
             "'--for': 'soon': a duration is a number",
         ),
