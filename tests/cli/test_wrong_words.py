@@ -40,7 +40,7 @@ def store(tmp_path: Path) -> Path:
         (
             ["answer", "127.0.0.1:1", "--group", "shop", "--ledger", "sqlite:////x", "--for", "soon"],
             2,
-            "'--for': 'soon': a duration is a number",
+            "value for --for: 'soon': a duration is a number",
         ),
         (["serve", "{}/shop.store", "--seconds", "nan"], 2, "nan is not a finite number"),
         (["serve", "{}/shop.store", "--check-every", "inf"], 2, "inf is not a finite number"),
