@@ -161,10 +161,11 @@ class Execution:
         """No handler selects its tag: then it is done, unless it was sent back, by another version of the application.
 
         That had not processed it, and nobody else would: it waits with the dead letters until a version handles it. One
-        that was resent from there has its retries before it, and is known by the topic that it came from.
+        that was resent from there has its retries before it, and is known by the topic that it came from; a dead letter
+        of another group, which this one reads, states another topic than its own.
         """
         group, is_tag = self._group.group, message.topic in self._group.topics
-        if is_tag and names.RETRY_TOPIC not in message.properties:
+        if is_tag and message.properties.get(names.RETRY_TOPIC) != message.topic:
             self._consumer.ack(message)
             return
         what = f"{message.topic} with the tag {message.tag!r}" if is_tag else message.topic

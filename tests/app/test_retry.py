@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +12,10 @@ import broker
 from broker.app.retry import GiveUp, Redeliver
 from broker.errors import BodyError, BrokerError
 from broker.live import LiveStore
-from broker.testing.fixtures import temporary_store
+from broker.message import ReceivedMessage
+from broker.testing.fixtures import SMALL, temporary_store
 from recovery.views.dead_letters import dead_letters, resend
+from tests.app.shop import until
 
 ERROR = ValueError("no")
 
@@ -64,14 +68,14 @@ def test_what_does_not_grow_is_refused(arguments: dict[str, float]) -> None:
         broker.Retry.exponential(**arguments)  # type: ignore[arg-type]
 
 
-def give_up(store: LiveStore, message: broker.Message, reason: str) -> str:
+def give_up(store: LiveStore, message: broker.Message, reason: str, group: str = "billing") -> str:
     """Why the newest dead letter says it was given up."""
     store.append(message)
-    with store.consumer("billing", message.topic) as consumer:
+    with store.consumer(group, message.topic) as consumer:
         received = consumer.receive(20)
         assert received is not None
         assert consumer.retry(received, -1, reason=reason)
-    return list(dead_letters(store, "billing"))[-1].why
+    return list(dead_letters(store, group))[-1].why
 
 
 def test_any_reason_is_kept_as_far_as_it_can_be() -> None:
@@ -88,3 +92,21 @@ def test_any_reason_is_kept_as_far_as_it_can_be() -> None:
                 assert message is not None
                 assert "CHECKBACK_WHY" not in message.properties
                 consumer.ack(message)
+
+
+def test_handlers_of_dead_letters_pass_over_what_they_do_not_select(tmp_path: Path) -> None:
+    """Of another tag: it states the topic that it had, but was not sent back in this group."""
+    alerts = list[str]()
+    with broker.App(tmp_path / "shop.store", layout=SMALL, sync="os") as app:
+        for group, tag in itertools.product(("billing", "bank"), ("dull", "urgent")):
+            give_up(app.store, broker.Message(group, b"a", tag=tag), "", group)
+
+        def alert(message: ReceivedMessage) -> None:
+            alerts.append(message.topic)
+
+        for group in ("billing", "bank"):
+            app.on(f"%DLQ%{group}", group="alerts", tags="urgent")(alert)
+        with app.workers() as workers:
+            until(lambda: workers.handled == 4)
+        assert list(dead_letters(app.store, "alerts")) == []
+    assert sorted(alerts) == ["%DLQ%bank", "%DLQ%billing"]
