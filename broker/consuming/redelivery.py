@@ -21,7 +21,7 @@ from broker.format import properties as names
 from broker.format.commitlog import Record
 from broker.format.java import encode_message_id
 from broker.format.sysflag import COMPRESSED, COMPRESSION_MASK
-from broker.format.topics import SCHEDULE_TOPIC, dlq_topic, parse_delay_levels, retry_topic
+from broker.format.topics import DLQ_PREFIX, SCHEDULE_TOPIC, dlq_topic, parse_delay_levels, retry_topic
 from broker.message import ReceivedMessage
 from broker.store.write.admission import timer_level
 from broker.store.write.pending_record import LOCAL_HOST, PendingRecord, draft
@@ -54,9 +54,11 @@ def sent_back(
     if delay_level is None:
         delay_level = _FIRST_LEVEL + record.reconsume_times
     bare, retry = _bare(record), retry_topic(group)
-    named = {names.RETRY_TOPIC: record.topic, **bare}
-    full = {**bare, names.WAIT: "false"}
-    full.setdefault(names.RETRY_TOPIC, record.topic)
+    # A dead letter of another group states the topic that it had there, under which this group never received it.
+    is_letter = record.topic.startswith(DLQ_PREFIX)
+    topic = record.topic if is_letter else bare.get(names.RETRY_TOPIC, record.topic)
+    named = {**bare, names.RETRY_TOPIC: topic}
+    full = {**bare, names.WAIT: "false", names.RETRY_TOPIC: topic}
     full.setdefault(names.ORIGIN_MESSAGE_ID, encode_message_id(record.store_host, record.commitlog_offset))
     times = record.reconsume_times + 1
     if delay_level < 0 or record.reconsume_times >= retries_max:

@@ -80,6 +80,21 @@ def test_the_delay_grows_from_time_to_time_and_ends_in_the_dead_letters(checkbac
     assert last.property_map["RETRY_TOPIC"] == "orders"
 
 
+def test_a_dead_letter_of_another_group_comes_back_as_that(checkback_store: LiveStore) -> None:
+    """And not under the topic that the other group had it from: a handler of dead letters would never get it again."""
+    checkback_store.append(broker.Message("orders", b"a"))
+    with checkback_store.consumer("billing", "orders") as consumer:
+        assert consumer.retry(next_of(consumer), -1)
+    with checkback_store.consumer("alerts", "%DLQ%billing") as consumer:
+        for times in (1, 2, 3):
+            message = next_of(consumer)
+            assert (message.topic, message.reconsume_times) == ("%DLQ%billing", times)
+            assert consumer.retry(message, 0)
+        assert consumer.retry(next_of(consumer), -1)
+    (letter,) = dead_letters(checkback_store, "alerts")
+    assert letter.topic == "%DLQ%billing"
+
+
 def test_the_copy_of_a_committed_message_ends_no_transaction(
     checkback_store: LiveStore, checkback_clock: FakeClock
 ) -> None:
