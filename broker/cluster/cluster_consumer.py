@@ -35,7 +35,7 @@ from broker.format.topics import retry_topic
 from broker.log_fields import event
 from broker.message import ReceivedMessage
 from broker.receiving import Receiver
-from broker.remoting.bodies import ConsumerData, SubscriptionData
+from broker.remoting.bodies import ConsumerData, MessageQueue, SubscriptionData
 
 if TYPE_CHECKING:
     from broker.database.dedup import Processed
@@ -142,8 +142,9 @@ class ClusterConsumer(Receiver):
         By default after 10 s, 30 s, 1 min … 2 h, by the broker's table, or as `retry_delay_level` says; after
         `max_retries` times it goes to the dead letters of the group. `delay_level` is one of the broker's levels from 1
         on, -1 for the dead letters; a cluster has no 0 for at once. An ordered consumer keeps it before all that follow
-        it and hands it out again after `delay_s`, by default a second. False as for `ack`. While its broker cannot be
-        reached, or does not take it back (read-only, no right), it comes again here, after 5 s. Raises BrokerError for
+        it and hands it out again after `delay_s`, by default a second. False as for `ack`. Where its broker does not
+        take it back (removed by retention, of a batch in one record, read-only) or cannot be reached, a copy goes to
+        the group's retry topic; where no broker takes that, too, it comes again here, after 5 s. Raises BrokerError for
         arguments that are out of range, NotInCluster for level 0, and for a `delay_s` or a `reason` that would have to
         be kept by a broker.
         RocketMQ: DefaultMQPushConsumerImpl.sendMessageBack (5.3.3).
@@ -166,7 +167,7 @@ class ClusterConsumer(Receiver):
         if queue is None:
             return False
         try:
-            self._loop.run(self._member.calls.send_back(message, queue, level or 0, self._max_retries))
+            self._loop.run(self._sent_back(message, queue, level or 0))
         except (ClusterError, NotPermitted, MessageRejected) as error:
             _log.warning(
                 "group %s: %s could not be sent back, and comes again here: %s",
@@ -177,6 +178,22 @@ class ClusterConsumer(Receiver):
             )
             return self._holdings.again(message, _BACK_FAILED_S)
         return self._holdings.acknowledge(message)
+
+    async def _sent_back(self, message: ReceivedMessage, queue: MessageQueue, level: int) -> None:
+        """Have its broker copy a message to the retries; else send the copy. Raises the first failure where both fail.
+
+        What may be there already, for only the answer was lost, is not sent a second time.
+        """
+        calls = self._member.calls
+        try:
+            await calls.send_back(message, queue, level, self._max_retries)
+        except (ClusterError, NotPermitted, MessageRejected) as error:
+            if isinstance(error, ClusterError) and error.code is None and error.was_sent:
+                raise
+            try:
+                await calls.send_copy_back(message, level, self._max_retries)
+            except (ClusterError, NotPermitted, MessageRejected):
+                raise error from None
 
     # Where it stands
 

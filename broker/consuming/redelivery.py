@@ -32,6 +32,8 @@ RETRIES_MAX = 16
 _FIRST_LEVEL = 3  # 10 s: a first failure waits as long as RocketMQ's
 _REASON_SIZE = 500
 _NOT_IN_A_PROPERTY = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]+")
+_OF_A_RECORD = frozenset((names.CRC32, names.TRAN_MSG, names.DELAY, names.INNER_BASE, names.INNER_NUM, WHY))
+_RETRIES_NO_END = 0x7FFFFFFF
 _BODY_FLAGS = COMPRESSED | COMPRESSION_MASK
 
 
@@ -75,6 +77,24 @@ def sent_back(
     timer |= {names.DELAY: str(level), names.REAL_TOPIC: retry, names.REAL_QID: "0"}
     delayed = [_Way(SCHEDULE_TOPIC, level - 1, {**kept, **timer}) for kept in (full, named)]
     return _first_that_fits(record, delayed + at_once, times)
+
+
+def copied_back(message: ReceivedMessage, delay_level: int, retries_max: int) -> tuple[dict[str, str], int, int]:
+    """The properties of the copy that a consumer sends to its retry topic itself, and its two numbers of retries.
+
+    A broker compares the numbers, by > or before 5.1.1 by >=: so they say whether it is dead, not how many are left.
+    RocketMQ: DefaultMQPushConsumerImpl.sendMessageBackAsNormalMessage, SendMessageProcessor.handleRetryAndDLQ (5.3.3).
+    """
+    is_dead = delay_level < 0 or message.reconsume_times >= retries_max
+    properties = {
+        name: value for name, value in message.properties.items()
+        if name not in _OF_A_RECORD and not name.startswith("TIMER_")
+    }  # fmt: skip
+    properties.setdefault(names.RETRY_TOPIC, message.topic)
+    properties.setdefault(names.ORIGIN_MESSAGE_ID, message.message_id)
+    level = 0 if is_dead else delay_level or _FIRST_LEVEL + message.reconsume_times
+    properties |= {names.DELAY: str(min(level, len(DELAYS_MS))), names.WAIT: "true"}
+    return properties, message.reconsume_times + 1, 0 if is_dead else _RETRIES_NO_END
 
 
 class _Way(NamedTuple):

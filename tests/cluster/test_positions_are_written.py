@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -9,12 +10,15 @@ import pytest
 import broker
 from broker.cluster import cluster_consumer
 from broker.cluster.membership import group_member
+from broker.consuming.redelivery import copied_back
+from broker.format import properties as names
 from broker.remoting.codes import RequestCode, ResponseCode
 from broker.remoting.command import RemotingCommand
 from tests.backends.clusters import CALL_S, Connected
 from tests.cluster.conftest import LAYOUT
 from tests.cluster.waiting import awaited
 from tests.server.wire_client import WireClient
+from tests.store.build import record
 
 
 @pytest.fixture(autouse=True)
@@ -71,11 +75,13 @@ def test_a_position_that_its_broker_forgot_is_written_again(served: Connected) -
         assert _stands_at(served, message, 1)
 
 
-def _refuse_what_is_sent_back(served: Connected) -> None:
-    """As a broker that is read-only does, or one at which the account has no right to the topic of retries."""
+def _refuse_what_is_sent_back(served: Connected, *, also_copies: bool = True) -> None:
+    """As a broker that is read-only does, or one at which the account has no right to the topic of retries; of a batch
+    in one record, or of what retention removed, copies are taken."""
 
     def refuse(command: RemotingCommand) -> RemotingCommand | None:
-        if command.code != RequestCode.CONSUMER_SEND_MSG_BACK:
+        is_copy = also_copies and command.ext.get("topic") == "%RETRY%billing" and "bornTimestamp" in command.ext
+        if command.code != RequestCode.CONSUMER_SEND_MSG_BACK and not is_copy:
             return command
         return RemotingCommand(RequestCode.GET_KV_CONFIG, command.opaque)  # answered with another code
 
@@ -118,6 +124,38 @@ def test_a_message_that_its_broker_does_not_take_back_comes_again_here(
         assert again is not None
         assert again.message_id == first.message_id
     assert "could not be sent back, and comes again here" in caplog.text
+
+
+def test_a_message_that_its_broker_does_not_take_back_is_sent_to_the_retries(served: Connected) -> None:
+    """It came again every 5 s without end, whatever its limit of retries."""
+    _refuse_what_is_sent_back(served, also_copies=False)
+    sent = broker.Message("carts", b"lamp", tag="red", keys=["7"], properties={"colour": "red"})
+    served.client.producer("plain").send(sent)
+    with served.client.consumer("billing", "carts", max_retries=1, retry_delay_level=1) as consumer:
+        first = consumer.receive(served.soon_s)
+        assert first is not None
+        assert consumer.retry(first)
+        assert _stands_at(served, first, 1)
+        again = consumer.receive(served.soon_s)
+        assert again is not None
+        assert (again.topic, again.body, again.tag, again.keys) == ("carts", b"lamp", "red", ("7",))
+        assert (again.unique_key, again.reconsume_times) == (first.unique_key, 1)
+        assert (again.born_timestamp_ms, again.properties["colour"]) == (first.born_timestamp_ms, "red")
+        assert again.properties["ORIGIN_MESSAGE_ID"] == first.message_id
+        assert consumer.retry(again)
+        assert awaited(lambda: served.delivered("%DLQ%billing") == [b"lamp"])
+
+
+@pytest.mark.parametrize("level", [None, -1])
+def test_the_number_of_retries_of_a_copy(level: int | None) -> None:
+    """A broker compares by > or by >=, so the numbers leave it no choice."""
+    properties_of_it = {"TRAN_MSG": "true", "TIMER_DELIVER_MS": "1", "INNER_NUM": "2"}
+    made = dataclasses.replace(record(0, 0), properties=names.encode(properties_of_it), reconsume_times=16)
+    message = broker.ReceivedMessage.of(made)
+    properties, times, times_max = copied_back(message, level or 0, 17)
+    assert (times > times_max, times >= times_max) == (level == -1,) * 2
+    added = {"RETRY_TOPIC": "orders", "ORIGIN_MESSAGE_ID": message.message_id, "WAIT": "true"}
+    assert properties == {**added, "DELAY": "0" if level else "18"}
 
 
 def test_a_retry_at_once_is_refused_before_it_is_needed(served: Connected) -> None:

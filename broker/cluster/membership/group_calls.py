@@ -6,19 +6,21 @@ RocketMQ: MQClientAPIImpl, RemoteBrokerOffsetStore, PullAPIWrapper, RebalanceImp
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable, Iterator
 
 from broker.cluster.membership.holdings import READY_BYTES_MAX
 from broker.cluster.network.channels import checked
 from broker.cluster.network.client import ClusterClient
+from broker.cluster.publishing.sending import Sender
 from broker.consuming.group.positions import Start
-from broker.consuming.redelivery import as_sent
+from broker.consuming.redelivery import as_sent, copied_back
 from broker.consuming.tags import Selection
 from broker.errors import BrokerError, ClusterError, CorruptRecord
 from broker.format.commitlog import decode
 from broker.format.record.innerbatch import inner_records
 from broker.format.sysflag import INNER_BATCH
-from broker.format.topics import RETRY_PREFIX
+from broker.format.topics import RETRY_PREFIX, retry_topic
 from broker.message import ReceivedMessage
 from broker.remoting.admin_headers import ConsumerGroupRequestHeader
 from broker.remoting.bodies import LockBatch, MessageQueue, SubscriptionData, decode_consumer_list, decode_locked
@@ -39,6 +41,7 @@ from broker.remoting.routes import MASTER
 
 HOLD_MS, PULL_TIMEOUT_S = 15_000, 30.0  # RocketMQ: brokerSuspendMaxTimeMillis, consumerTimeoutMillisWhenSuspend
 PULL_MESSAGES = 32
+_INNER_PRODUCER = "CLIENT_INNER_PRODUCER"  # RocketMQ: MixAll.CLIENT_INNER_PRODUCER_GROUP
 _PULLED = {
     ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY,
     ResponseCode.PULL_OFFSET_MOVED,
@@ -61,6 +64,7 @@ class GroupCalls:
 
     def __init__(self, client: ClusterClient, group: str) -> None:
         self._client, self._group = client, group
+        self._sender = Sender(client, _INNER_PRODUCER, lambda: time.time_ns() // 1_000_000)
         self._suggested: dict[MessageQueue, int] = {}  # the broker id to pull from
 
     # Positions
@@ -156,6 +160,11 @@ class GroupCalls:
         )  # fmt: skip
         address, code = self._client.routes.master(queue.broker_name), RequestCode.CONSUMER_SEND_MSG_BACK
         checked(await self._client.channels.request(address, code, header), code, address)
+
+    async def send_copy_back(self, message: ReceivedMessage, delay_level: int, retries_max: int) -> None:
+        """Send a message to the group again that its broker does not take back: as a copy, which any broker takes."""
+        copied = copied_back(message, delay_level, retries_max)
+        await self._sender.send_back(message, retry_topic(self._group), *copied)
 
     # Members and locks
 

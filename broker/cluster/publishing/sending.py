@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import itertools
 import random
 from collections.abc import Callable, Mapping
@@ -23,7 +24,7 @@ from broker.format.commitlog import MESSAGE_SIZE_MAX
 from broker.format.config import PERM_WRITE
 from broker.format.sysflag import TransactionType
 from broker.format.topics import AUTO_CREATE_TOPIC
-from broker.message import Message
+from broker.message import Message, ReceivedMessage
 from broker.producing.destination import STORED, place_of
 from broker.remoting.bodies import MessageQueue
 from broker.remoting.codes import VERSION_TIMER, RequestCode, ResponseCode
@@ -73,34 +74,55 @@ class Sender:
         kind = TransactionType.PREPARED if is_half else TransactionType.NONE
         if is_half:
             stored |= {names.TRAN_MSG: "true", names.PGROUP: self._group}
-        properties = names.encode(stored, java_order_capacity=16).decode()
-        return await self._with_retries(
-            message.topic, sharding_key, RequestCode.SEND_MESSAGE, message.body, properties, int(kind), is_half=is_half
-        )
+        header = self._header(message.topic, names.encode(stored, java_order_capacity=16).decode(), int(kind))
+        return await self._with_retries(header, sharding_key, RequestCode.SEND_MESSAGE, message.body, is_half=is_half)
 
     async def send_batch(self, topic: str, body: bytes, properties: str) -> Placed:
         """Send a batch that was encoded."""
-        return await self._with_retries(topic, None, RequestCode.SEND_BATCH_MESSAGE, body, properties, 0)
+        header = dataclasses.replace(self._header(topic, properties), batch=True)
+        return await self._with_retries(header, None, RequestCode.SEND_BATCH_MESSAGE, body)
+
+    async def send_back(
+        self, message: ReceivedMessage, topic: str, properties: Mapping[str, str], times: int, times_max: int
+    ) -> Placed:
+        """Send a consumer's copy of a message to the topic of its group's retries.
+
+        Raises MessageRejected for one that no broker takes, ClusterError, NotPermitted.
+        """
+        if len(message.body) > MESSAGE_SIZE_MAX:  # it came compressed; a frame that is too large ends the connection
+            raise MessageRejected(f"its body has {len(message.body)} bytes; at most {MESSAGE_SIZE_MAX} are allowed")
+        header = dataclasses.replace(
+            self._header(topic, names.encode(properties, java_order_capacity=16).decode()),
+            born_timestamp_ms=message.born_timestamp_ms, flag=message.flag, reconsume_times=times,
+            max_reconsume_times=times_max,
+        )  # fmt: skip
+        return await self._with_retries(header, None, RequestCode.SEND_MESSAGE, message.body)
+
+    def _header(self, topic: str, properties: str, sys_flag: int = 0) -> SendMessageRequestHeader:
+        """The fields of a request that sends, without its queue."""
+        return SendMessageRequestHeader(
+            self._group, topic, AUTO_CREATE_TOPIC, DEFAULT_QUEUES, -1, sys_flag, self._now_ms(), 0, properties
+        )
 
     async def _with_retries(
-        self, topic: str, sharding_key: str | None, code: RequestCode, body: bytes, properties: str, sys_flag: int,
+        self, header: SendMessageRequestHeader, sharding_key: str | None, code: RequestCode, body: bytes,
         *, is_half: bool = False,
     ) -> Placed:  # fmt: skip
-        queues = await self._queues(topic)
+        queues = await self._queues(header.topic)
         try:
-            return await self._to_one(queues, topic, sharding_key, code, body, properties, sys_flag, is_half=is_half)
+            return await self._to_one(queues, header, sharding_key, code, body, is_half=is_half)
         except MessageRejected:  # where the topic has fewer queues than its known route says, it is not the message's
-            left = await self._queues(topic, max_age_s=0.0)
+            left = await self._queues(header.topic, max_age_s=0.0)
             if set(queues) <= set(left):
                 raise
-            return await self._to_one(left, topic, sharding_key, code, body, properties, sys_flag, is_half=is_half)
+            return await self._to_one(left, header, sharding_key, code, body, is_half=is_half)
 
     async def _to_one(
-        self, queues: tuple[MessageQueue, ...], topic: str, sharding_key: str | None, code: RequestCode, body: bytes,
-        properties: str, sys_flag: int, *, is_half: bool,
+        self, queues: tuple[MessageQueue, ...], header: SendMessageRequestHeader, sharding_key: str | None,
+        code: RequestCode, body: bytes, *, is_half: bool,
     ) -> Placed:  # fmt: skip
         """Send to the broker of one of these queues, and to another's where that fails."""
-        settings, loop = self._client.settings, asyncio.get_running_loop()
+        settings, loop, topic = self._client.settings, asyncio.get_running_loop(), header.topic
         tries = 1 if sharding_key is not None else 1 + settings.send_retries  # another queue would be another order
         failed: frozenset[str] = frozenset()
         brokers = {queue.broker_name for queue in queues}
@@ -115,18 +137,15 @@ class Sender:
                 break
             queue = self._queue(queues, topic, sharding_key, failed)
             has_others = bool(tries_left and brokers - failed - {queue.broker_name})
-            header = SendMessageRequestHeader(
-                self._group, topic, AUTO_CREATE_TOPIC, DEFAULT_QUEUES, queue.queue_id, sys_flag, self._now_ms(), 0,
-                properties, batch=code is RequestCode.SEND_BATCH_MESSAGE, broker_name=queue.broker_name,
-            )  # fmt: skip
+            placed_header = dataclasses.replace(header, queue_id=queue.queue_id, broker_name=queue.broker_name)
             started_s = loop.time()
             try:
                 address = self._client.routes.master(queue.broker_name)
-                if _TIMED in f"\x02{properties}":
+                if _TIMED in f"\x02{header.properties}":
                     await self._check_keeps_times(queue.broker_name, address)
                 connect_s = _CONNECT_S if has_others else None
                 answer = await self._client.channels.request(
-                    address, code, header, body, timeout_s=left_s, connect_s=connect_s
+                    address, code, placed_header, body, timeout_s=left_s, connect_s=connect_s
                 )
                 placed = placed_by(answer, code, address, queue)
             except (ClusterError, NotPermitted) as error:
