@@ -18,7 +18,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -29,6 +28,7 @@ from broker.database.statements import Sql
 from broker.database.tables import IN_TRANSACTIONS
 from broker.errors import StoreError, TransactionError
 from broker.store.disk.files import Disk, Missing
+from broker.store.disk.lock_calls import alone_at
 from broker.store.disk.paths import Paths
 
 if TYPE_CHECKING:
@@ -40,8 +40,6 @@ LEDGER_BINDING = "CHECKBACK_LEDGER_BINDING"
 ID_SIZE = 32
 _ATTEMPTS = 3  # another process may insert the row between our look and our insert
 _WAIT_MS = 100
-
-_writing = threading.Lock()  # two threads of a process would write the same temporary file
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,22 +235,33 @@ class KnownLedgers:
 
         Raises TransactionError when the store knows that binding as one of another database.
         """
-        known = self.get(binding.binding_id)
-        if known is None:
-            self.put(KnownLedger(binding, table))
-            return
-        if difference(known.binding.identity, binding.identity):
-            text = f"the store knows it as {known.binding.identity}, and this is {binding.identity}"
-            raise TransactionError(f"the ledger is another one than it was: {text}. {_next_step(self.steps)}")
-        opened = max(known.binding.opened, binding.opened)
-        self.put(replace(known, binding=replace(binding, opened=opened)))
+
+        def remembered(known: KnownLedger | None) -> KnownLedger:
+            if known is None:
+                return KnownLedger(binding, table)
+            if difference(known.binding.identity, binding.identity):
+                text = f"the store knows it as {known.binding.identity}, and this is {binding.identity}"
+                raise TransactionError(f"the ledger is another one than it was: {text}. {_next_step(self.steps)}")
+            opened = max(known.binding.opened, binding.opened)
+            return replace(known, binding=replace(binding, opened=opened))
+
+        self.change(binding.binding_id, remembered)
+
+    def change(self, binding_id: str, changed: Callable[[KnownLedger | None], KnownLedger]) -> None:
+        """Keep what becomes of the ledger with a binding, on disk when this returns.
+
+        No other process or thread changes one meanwhile: what an operator accepted would be gone.
+        """
+        path = self._path(binding_id)
+        if self._disk.entry(self._directory) is None:
+            self._disk.create_directory(self._directory)
+        with alone_at(self._disk, self._directory):
+            content = changed(self.get(binding_id)).as_json()
+            self._disk.write_file(path, json.dumps(content, indent=1).encode())
 
     def put(self, known: KnownLedger) -> None:
-        """Keep it, on disk when this returns."""
-        path = self._path(known.binding.binding_id)
-        with _writing:
-            self._disk.create_directory(self._directory)
-            self._disk.write_file(path, json.dumps(known.as_json(), indent=1).encode())
+        """Keep it in place of what was known, on disk when this returns."""
+        self.change(known.binding.binding_id, lambda _: known)
 
     def _path(self, binding_id: str) -> str:
         if len(binding_id) != ID_SIZE or not binding_id.isalnum():
@@ -292,5 +301,5 @@ class RememberedLedgers(KnownLedgers):
     def get(self, binding_id: str) -> KnownLedger | None:
         return self._known.get(binding_id)
 
-    def put(self, known: KnownLedger) -> None:
-        self._known[known.binding.binding_id] = known
+    def change(self, binding_id: str, changed: Callable[[KnownLedger | None], KnownLedger]) -> None:
+        self._known[binding_id] = changed(self._known.get(binding_id))

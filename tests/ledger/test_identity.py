@@ -9,6 +9,8 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from sqlalchemy import URL, Engine, create_engine, select, text
@@ -20,9 +22,17 @@ from broker.database.ledger_binding import LEDGER_BINDING, Binding, KnownLedger,
 from broker.database.ledger_identity import DatabaseIdentity, difference
 from broker.errors import StoreError, TransactionError
 from broker.ledger import Ledger, executor
+from broker.store.disk.files import Disk
 from broker.store.read.layout import StoreLayout
 from recovery.checkback.ledger_resolver import LedgerResolver
-from recovery.checkback.ledgers.proof import CommittedKey, LedgerEvidence, LedgerFacts, judge
+from recovery.checkback.ledgers.proof import (
+    CommittedKey,
+    Evidence,
+    LedgerEvidence,
+    LedgerFacts,
+    _remember_missing,
+    judge,
+)
 from tests.ledger.proven import NoStore
 
 STORE = "5" * 32
@@ -229,6 +239,36 @@ def test_a_file_that_is_damaged_is_a_sentence(tmp_path: Path) -> None:
         known.all()
     with pytest.raises(TransactionError, match="names no binding"):
         known.get("../../store")
+
+
+def test_what_an_operator_accepts_while_a_producer_opens_is_kept(tmp_path: Path) -> None:
+    """Both read the file and write it again: the second one wrote what was there before the first."""
+    KnownLedgers(str(tmp_path)).put(KNOWN)
+    accepted = replace(KNOWN, accepted_ms=7, history=({"what": "accept"},))
+    operator = threading.Thread(target=KnownLedgers(str(tmp_path)).put, args=(accepted,))
+
+    class Between(Disk):
+        def read(self, path: str) -> bytes:
+            found = super().read(path)
+            operator.start()
+            operator.join(0.1)  # it waits for us, and is done else
+            return found
+
+    KnownLedgers(str(tmp_path), Between()).remember(replace(ROW, opened=9), KNOWN.table)
+    operator.join()
+    (kept,) = KnownLedgers(str(tmp_path)).all()
+    assert (kept.accepted_ms, kept.history) == (accepted.accepted_ms, accepted.history)
+
+
+def test_a_row_found_missing_is_not_remembered_when_that_was_accepted_meanwhile(tmp_path: Path) -> None:
+    known = KnownLedgers(str(tmp_path))
+    evidence = cast("Evidence", SimpleNamespace(known=known))
+    known.put(KNOWN)
+    _remember_missing(evidence, KNOWN, "k")
+    assert known.all() == [replace(KNOWN, missing_key="k")]
+    known.put(replace(KNOWN, accepted_ms=7))
+    _remember_missing(evidence, KNOWN, "k")
+    assert known.all() == [replace(KNOWN, accepted_ms=7)]
 
 
 def test_the_evidence_is_the_newest_transactions_that_committed(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import functools
 import os
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from broker.errors import StoreError
@@ -128,6 +128,20 @@ def is_flocked(disk: Disk, path: str) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+@contextlib.contextmanager
+def alone_at(disk: Disk, path: str) -> Iterator[None]:
+    """Hold the flock of a file or a directory, which keeps out other threads, too. Raises Missing, StoreError."""
+    descriptor = disk.open_lock(path, write=False)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child that was forked meanwhile has the descriptor, too
+    finally:
+        os.close(descriptor)
 
 
 def flock_holder(path: str) -> int | None:

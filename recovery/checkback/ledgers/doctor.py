@@ -216,8 +216,12 @@ def rebind(
         with ledger.engine.begin() as connection:
             put_binding(executor(connection), ledger.bindings_name, made)
         step = _step_of("rebind", before, facts.actual, why, by, now_ms)
-        old = known or KnownLedger(made, ledger.rows.name)
-        evidence.known.put(replace(old, binding=made, history=(*old.history, step)))
+
+        def rebound(now: KnownLedger | None) -> KnownLedger:
+            old = now or KnownLedger(made, ledger.rows.name)
+            return replace(old, binding=made, history=(*old.history, step))
+
+        evidence.known.change(target, rebound)
     return LedgerChange(target, str(before), str(facts.actual), done=not dry_run)
 
 
@@ -240,8 +244,12 @@ def accept(store: LiveStore, ledger: Ledger, *, why: str, by: str, now_ms: int, 
         step = _step_of("accept", lacks, f"{len(facts.lacking)} rows accepted as missing", why, by, now_ms)
         binding = replace(known.binding, opened=row.opened, identity=facts.actual)
         accepted_ms = max(known.accepted_ms, newest + 1)
-        history = (*known.history, step)
-        evidence.known.put(replace(known, binding=binding, accepted_ms=accepted_ms, missing_key="", history=history))
+
+        def accepted(now: KnownLedger | None) -> KnownLedger:
+            history = (*(now or known).history, step)
+            return replace(now or known, binding=binding, accepted_ms=accepted_ms, missing_key="", history=history)
+
+        evidence.known.change(row.binding_id, accepted)
     return LedgerChange(row.binding_id, lacks, "accepted", done=not dry_run)
 
 

@@ -225,6 +225,16 @@ def _with_missing(committed: list[CommittedKey], known: KnownLedger | None) -> l
     return committed if not key or key in {one.key for one in committed} else [*committed, CommittedKey(key, -1)]
 
 
+def _remember_missing(evidence: Evidence, seen: KnownLedger, key: str) -> None:
+    """Keep the key of a row that is missing, unless a person accepted missing rows since we looked."""
+
+    def remembered(known: KnownLedger | None) -> KnownLedger:
+        now = known or seen
+        return replace(now, missing_key=key) if now.accepted_ms == seen.accepted_ms else now
+
+    evidence.known.change(seen.binding.binding_id, remembered)
+
+
 def prove(transaction: Transaction, ledger: Ledger, evidence: Evidence) -> Binding:
     """The binding of the store and this database. Raises WrongLedger, and what the database raises.
 
@@ -236,7 +246,7 @@ def prove(transaction: Transaction, ledger: Ledger, evidence: Evidence) -> Bindi
         raise WrongLedger(f"{NOTHING_DECIDED}{error}") from error
     if facts.known is not None and facts.lacking and (key := max(facts.lacking).key) != facts.known.missing_key:
         with contextlib.suppress(StoreError):  # a full disk: the next proof remembers it
-            evidence.known.put(replace(facts.known, missing_key=key))
+            _remember_missing(evidence, facts.known, key)
     if refusal := judge(facts):
         raise WrongLedger(f"{NOTHING_DECIDED}{refusal}")
     assert facts.row is not None  # or `judge` had refused
