@@ -200,8 +200,8 @@ class Producer:
         """Send messages of one topic together: all of them or none, one behind the other in one queue.
 
         Returns a result for each, in their order; of a cluster none for no messages. Raises MessageRejected for a batch
-        that is empty, has several topics, more than 4 MiB of bodies or more than a segment holds; TransactionError for
-        a transactional producer; else what `send` raises. RocketMQ: MessageBatch.generateFromList (5.3.3).
+        that is empty, has several topics, more than 4 MiB of bodies (at a cluster: with properties) or more than fit in
+        a segment; TransactionError for a transactional producer; else what `send` raises. RocketMQ: MessageBatch.
         """
         self._check_plain()
         messages = checked_batch(messages)
