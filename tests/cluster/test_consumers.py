@@ -11,8 +11,10 @@ import pytest
 
 import broker
 from broker.cluster.membership.allocation import averagely
+from broker.cluster.membership.group_calls import Pulled
 from broker.cluster.membership.group_member import GroupMember
 from broker.cluster.membership.holdings import Holdings
+from broker.consuming.tags import Selection
 from broker.format.record.innerbatch import inner_records
 from broker.format.sysflag import INNER_BATCH
 from broker.message import ReceivedMessage
@@ -122,6 +124,28 @@ def test_a_queue_that_shrank_is_read_no_further_on_than_its_end(known: int, goes
     member, _ = member_of(known=known)
     held: Any = SimpleNamespace(queue=MessageQueue("carts", 0, "broker-a"), window=SimpleNamespace(next=60))
     assert asyncio.run(member._moved_to(held, SimpleNamespace(next_offset=30, end=30))) == goes_on_at  # type: ignore[arg-type]
+
+
+def test_a_pull_of_a_place_that_was_left_meanwhile_brings_nothing() -> None:
+    member, _ = member_of()
+    holdings = member._holdings = Holdings(ordered=False)
+    member._subscriptions = cast("Any", {"carts": None})
+    held = holdings.add(MessageQueue("carts", 0, "broker"), 0)
+    pulled = [(at, cast("ReceivedMessage", SimpleNamespace(body=b""))) for at in range(2)]
+    begun: list[int] = []
+
+    async def pull(_queue: object, at: int, *_: object) -> Pulled:
+        begun.append(at)
+        if at == 0:
+            holdings.move(held, 7)
+            return Pulled(pulled, 2, 8, is_moved=False, is_of_master=True)
+        holdings.drop(held)
+        return Pulled([], at, 8, is_moved=False, is_of_master=True)
+
+    member._calls = cast("Any", SimpleNamespace(pull=pull, is_of_master=lambda _queue: True))
+    member._selection = Selection()
+    asyncio.run(member._pull_on(held))
+    assert (begun, list(held.ready), held.window.position) == ([0, 7], [], 7)
 
 
 def member_of(*, ordered: bool = False, known: int = 0) -> tuple[GroupMember, list[object]]:

@@ -75,6 +75,32 @@ def test_a_position_that_its_broker_forgot_is_written_again(served: Connected) -
         assert _stands_at(served, message, 1)
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+def test_what_another_member_did_while_the_connection_was_lost_does_not_come_again(
+    served: Connected, *, ordered: bool
+) -> None:
+    """All of it came again here, however much it was, and the group's position was put back."""
+    producer = served.client.producer("plain")
+    served.client.create_topic("carts", queues=1)
+    for number in range(4):
+        producer.send(broker.Message("carts", b"%d" % number))
+    with served.client.consumer("billing", "carts", ordered=ordered) as consumer:
+        message = consumer.receive(served.soon_s)
+        assert message is not None
+        assert consumer.ack(message)
+        assert _stands_at(served, message, 1)
+        with WireClient(served.proxy.target) as another:
+            place = {"consumerGroup": "billing", "topic": "carts", "queueId": 0, "commitOffset": 3}
+            assert another.request(RequestCode.UPDATE_CONSUMER_OFFSET, place).code == ResponseCode.SUCCESS
+        served.proxy.cut()
+        assert awaited(lambda: consumer.positions().get(("carts", 0, "broker-a")) == 3)
+        message = consumer.receive(served.soon_s)
+        assert message is not None
+        assert message.body == b"3"
+        assert consumer.ack(message)
+        assert _stands_at(served, message, 4)
+
+
 def _refuse_what_is_sent_back(served: Connected, *, also_copies: bool = True) -> None:
     """As a broker that is read-only does, or one at which the account has no right to the topic of retries; of a batch
     in one record, or of what retention removed, copies are taken."""

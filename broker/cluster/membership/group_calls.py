@@ -124,7 +124,7 @@ class GroupCalls:
             subscription.expression, subscription.sub_version, subscription.expression_type,
         )  # fmt: skip
         address, code = self._pulled_from(queue), RequestCode.PULL_MESSAGE
-        limit_s = PULL_TIMEOUT_S if hold_ms else None
+        limit_s, is_of_master = PULL_TIMEOUT_S if hold_ms else None, self.is_of_master(queue)
         answer = await self._client.channels.request(address, code, header, timeout_s=limit_s)
         if answer.code not in _PULLED:
             checked(answer, code, address)
@@ -139,8 +139,11 @@ class GroupCalls:
             messages = [(at, message) for at, message in messages if selection.matches(message.tag)]
         wanted = [(at, message) for at, message in messages if at >= queue_offset]
         is_moved = answer.code == ResponseCode.PULL_OFFSET_MOVED
-        is_of_master = address == self._client.routes.broker(queue.broker_name).master
         return Pulled(wanted, next_offset, ext.max_offset, is_moved=is_moved, is_of_master=is_of_master)
+
+    def is_of_master(self, queue: MessageQueue) -> bool:
+        """Whether the next pull of a queue is one of the master. Raises ClusterError."""
+        return self._pulled_from(queue) == self._client.routes.broker(queue.broker_name).master
 
     def _pulled_from(self, queue: MessageQueue) -> str:
         """The master; a slave where the broker suggests one, or while there is no master."""

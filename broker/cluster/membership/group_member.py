@@ -60,7 +60,7 @@ class GroupMember:
         self._started_ms = time.time_ns() // 1_000_000
         self._before: frozenset[MessageQueue] = frozenset()  # the queues that were there when we joined
         self._failing: set[str | MessageQueue] = set()  # topics and queues whose failure was logged
-        client.consumer, client.opened = lambda: self._data, self._connected
+        client.consumer, client.changed = lambda: self._data, self._connection_changed
         client.answers(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, self._members_changed)
         client.answers(RequestCode.GET_CONSUMER_RUNNING_INFO, self._asked_how_it_runs)
 
@@ -259,8 +259,10 @@ class GroupMember:
                 await asyncio.sleep(_FULL_S)
                 continue
             subscription = self._subscriptions[held.queue.topic]
-            window = held.window
             try:
+                if self._calls.is_of_master(held.queue):
+                    await self._catch_up(held)
+                window = held.window
                 found = await self._calls.pull(held.queue, window.next, subscription, self._selection)
                 moved_to = await self._moved_to(held, found) if found.is_moved else None
             except BrokerError as error:
@@ -270,6 +272,8 @@ class GroupMember:
                 await asyncio.sleep(_AFTER_FAILURE_S)
                 continue
             is_failing = False
+            if held.window is not window:  # it was moved meanwhile: this is of the place before
+                continue
             if moved_to is not None:
                 self._holdings.move(held, moved_to)
                 held.may_be_forgotten = False
@@ -326,6 +330,7 @@ class GroupMember:
 
     async def _commit(self, held: HeldQueue) -> None:
         with contextlib.suppress(BrokerError):  # again in a second
+            await self._catch_up(held)
             if held.may_be_forgotten and held.is_pulled_since:
                 await self._look_after(held)
             position = held.window.position
@@ -333,16 +338,31 @@ class GroupMember:
                 await self._calls.commit(held.queue, position)
                 held.committed = position
 
-    def _connected(self, address: str) -> None:
-        """A broker that was killed forgets the positions of its last five seconds, which it had answered.
+    def _connection_changed(self, address: str) -> None:
+        """While the connection is lost, other members may have a queue. And a broker that was killed forgets the
+        positions of its last five seconds, which it had answered.
 
-        They are looked after when it has answered a pull: where it lost messages, too, its positions are right. Java
+        Those are looked after when it has answered a pull: where it lost messages, too, its positions are right. Java
         writes all of its positions every 5 s. RocketMQ: flushConsumerOffsetInterval (5.3.3).
         """
         for held in self._holdings.held:
             with contextlib.suppress(BrokerError):
                 if self._client.routes.master(held.queue.broker_name) == address:
-                    held.may_be_forgotten, held.is_pulled_since = True, False
+                    held.may_be_behind = held.may_be_forgotten = True
+                    held.is_pulled_since = False
+
+    async def _catch_up(self, held: HeldQueue) -> None:
+        """Go on where another member stopped that had the queue meanwhile; before a pull, a position or a lock.
+
+        Else all that it did came again here, and its position was put back. Raises BrokerError.
+        """
+        if not held.may_be_behind:
+            return
+        known = await self._calls.position(held.queue)
+        if known is not None and known > max(held.window.position, held.committed):
+            self._holdings.move(held, known)
+            held.committed = known
+        held.may_be_behind = False
 
     async def _look_after(self, held: HeldQueue) -> None:
         """Have a position written once more that its broker forgot. One that is farther is another member's."""
@@ -356,9 +376,14 @@ class GroupMember:
             await asyncio.sleep(LOCK_S)
             held = {one.queue: one for one in self._holdings.held}
             now_s = time.monotonic()
-            for queue in await self._lock(held):  # what is not locked again is not handed out when its time is over
-                held[queue].locked_until_s = now_s + LOCK_VALID_S
-                self._failing.discard(queue)
+            locked = await self._lock(held)  # what is not locked again is not handed out when its time is over
+            await asyncio.gather(*(self._locked(held[queue], now_s) for queue in locked))
+
+    async def _locked(self, held: HeldQueue, since_s: float) -> None:
+        with contextlib.suppress(BrokerError):  # again with the next lock
+            await self._catch_up(held)
+            held.locked_until_s = since_s + LOCK_VALID_S
+            self._failing.discard(held.queue)
 
 
 def _warn_of_pull(held: HeldQueue, error: BrokerError) -> None:

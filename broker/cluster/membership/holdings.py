@@ -36,6 +36,7 @@ class HeldQueue:
     not_before_s: float = 0.0  # an ordered queue pauses after a failure
     locked_until_s: float = math.inf  # of an ordered queue: its lock at the broker
     committed: int = -1  # what the broker knows as its position
+    may_be_behind: bool = False  # another member may have had it since
     may_be_forgotten: bool = False  # the broker may have been started again since
     is_pulled_since: bool = False  # then it has what was acknowledged
     pulled_ms: int = 0  # when the broker last answered a pull, and when a message was last handed out

@@ -42,7 +42,7 @@ class ClusterClient:
         self.routes = RouteTable(settings, self.channels)
         self.producer_groups: set[str] = set()
         self.consumer: Callable[[], ConsumerData] | None = None  # what the heartbeat says of a consumer group
-        self.opened: Callable[[str], None] = lambda _: None  # hears of each connection to a broker
+        self.changed: Callable[[str], None] = lambda _: None  # hears of each connection to a broker, and of its loss
         self._answerers: dict[RequestCode, Answerer] = {}
         self._wake = asyncio.Event()
         self._lost: set[str] = set()  # addresses of brokers whose connection is to be opened again
@@ -97,8 +97,7 @@ class ClusterClient:
         if address in self.routes.masters:
             (self._fresh if is_open else self._lost).add(address)
             self._wake.set()
-            if is_open:
-                self.opened(address)
+            self.changed(address)
 
     @property
     def _is_registered(self) -> bool:
