@@ -16,6 +16,7 @@ import numpy as np
 from broker.format.consumequeue import UNIT_SIZE
 from broker.format.index import HEADER_SIZE, IndexHeader, IndexItem, file_size, item_at, slot_at
 from broker.store.disk.files import Disk, Map
+from broker.store.disk.maps import OpenFile
 from broker.store.write.mapped import MappedQueue, OpenMaps
 from recovery.rebuild.entries import SLOT, UNIT
 from recovery.scan.units import Ints, Rows
@@ -217,9 +218,32 @@ class IndexFiles:
             self.last_full_ms = before
 
 
+class _UnflushedDisk(Disk):
+    """For files that are made to be compared, and thrown away: nothing of them has to outlive the power."""
+
+    def _force(self, descriptor: int, path: str) -> None:
+        """Nothing: allocating the files of thousands of queues would wait for the disk, some times for each."""
+
+    def _force_directory(self, path: str) -> None:
+        """Nothing."""
+
+    def _map(self, path: str, size: int, file: OpenFile) -> Map:
+        return _UnflushedMap(path, size, file)
+
+
+class _UnflushedMap(Map):
+    def sync(self, start: int = 0, stop: int | None = None) -> None:
+        """Nothing: an index file may have half a gigabyte."""
+
+
+def unflushed(disk: Disk) -> Disk:
+    """A disk for what is only compared; one that stands in for a disk itself."""
+    return _UnflushedDisk() if type(disk) is Disk else disk
+
+
 def filled_units(rows: Rows) -> Any:
     """Which units hold anything."""
     return rows.view(np.uint8).reshape(len(rows), -1).any(axis=1) if len(rows) else np.zeros(0, np.bool_)
 
 
-__all__ = ["SLOT", "UNIT", "UNIT_SIZE", "IndexFiles", "UnitFiles", "filled_units"]
+__all__ = ["SLOT", "UNIT", "UNIT_SIZE", "IndexFiles", "UnitFiles", "filled_units", "unflushed"]
