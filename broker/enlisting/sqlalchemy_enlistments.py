@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar, cast
 
 from broker.enlisting.enlistment import Enlistment
@@ -88,6 +88,7 @@ _at_commit: weakref.WeakKeyDictionary[Connection, weakref.ref[RootTransaction]] 
 _committing: weakref.WeakSet[SessionTransaction] = weakref.WeakSet()
 _savepoints: weakref.WeakKeyDictionary[NestedTransaction | SessionTransaction, int] = weakref.WeakKeyDictionary()
 _savepoint_numbers = itertools.count(1)
+_gone: weakref.WeakSet[NestedTransaction] = weakref.WeakSet()  # from the database
 _begun: weakref.WeakSet[RootTransaction] = weakref.WeakSet()  # of those on SQLite, in which something was written
 _undone: weakref.WeakSet[RootTransaction] = weakref.WeakSet()  # for an error, with what was written before a first send
 
@@ -172,26 +173,44 @@ def check_still_open(enlistment: SessionEnlistment, connection: Connection, *, r
 
 def savepoint_of(connection: Connection) -> int | None:
     """What identifies the innermost savepoint of a connection."""
-    return savepoint_number(connection.get_nested_transaction())
+    return next(map(_number, _nested_of(connection)), None)
 
 
 def open_savepoints(target: Session | Connection) -> list[int]:
     """What identifies the savepoints that a session or a connection is in, from the innermost on."""
-    found: list[int] = []
+    return [_number(nested) for nested in _nested_of(target)]
+
+
+def _nested_of(target: Session | Connection) -> Iterator[NestedTransaction | SessionTransaction]:
+    """The savepoints that the database has, from the innermost on."""
     nested: Any = target.get_nested_transaction()
     while nested is not None:
-        number = savepoint_number(nested) if getattr(nested, "nested", True) else None  # a session's outermost is none
-        if number is not None:
-            found.append(number)
+        if getattr(nested, "nested", True) and nested not in _gone:  # a session's outermost is none
+            yield nested
         # There is no public way to the savepoint around one of a connection: without it too much is refused.
         nested = nested.parent if hasattr(nested, "parent") else getattr(nested, "_previous_nested", None)
-    return found
+
+
+def end_savepoint(connection: Connection, name: str, *_: object) -> list[int]:
+    """A savepoint is released or rolled back: it ends, and those inside it, which SQLAlchemy may keep as its current.
+
+    Returns what identifies them; nothing for one that had ended with another.
+    """
+    ended: list[Any] = []
+    for nested in _nested_of(connection):
+        ended.append(nested)
+        if getattr(nested, "_savepoint", name) == name:
+            _gone.update(ended)
+            return [_number(one) for one in ended]
+    return []
 
 
 def savepoint_number(nested: NestedTransaction | SessionTransaction | None) -> int | None:
     """What identifies a savepoint of a connection, or of a session, which sets it when it first executes something."""
-    if nested is None:
-        return None
+    return None if nested is None else _number(nested)
+
+
+def _number(nested: NestedTransaction | SessionTransaction) -> int:
     number = _savepoints.get(nested)
     if number is None:
         number = _savepoints[nested] = next(_savepoint_numbers)

@@ -30,6 +30,7 @@ from broker.enlisting.sqlalchemy_enlistments import (
     JOINED,
     SessionEnlistment,
     check_still_open,
+    end_savepoint,
     note_commit,
     note_error,
     note_session_commit,
@@ -37,7 +38,6 @@ from broker.enlisting.sqlalchemy_enlistments import (
     of_connection,
     of_session,
     savepoint_number,
-    savepoint_of,
 )
 from broker.enlisting.sqlalchemy_rows import in_transaction, is_aborted, is_driver_in_transaction
 from broker.enlisting.transaction_words import ENDS, IN_PARTS, MYSQL_COMMITS
@@ -75,6 +75,7 @@ def watch(engine: Engine) -> bool:
         event.listen(engine, "commit_twophase", _on_twophase)
         event.listen(engine, "rollback", _on_rollback)
         event.listen(engine, "rollback_savepoint", _on_rollback_savepoint)
+        event.listen(engine, "release_savepoint", end_savepoint)
         event.listen(engine, "before_cursor_execute", _on_statement, retval=True)
         event.listen(engine, "handle_error", _on_error)
         event.listen(engine, "reset", _on_reset_of(engine.dialect.name))
@@ -311,11 +312,11 @@ def _roll_back(connection: Connection, enlistment: SessionEnlistment) -> None:
     enlistment.rolled_back_by(connection)
 
 
-def _on_rollback_savepoint(connection: Connection, _name: str, _context: None) -> None:
+def _on_rollback_savepoint(connection: Connection, name: str, _context: None) -> None:
     enlistment = of_connection.get(connection)
-    savepoint = savepoint_of(connection)
-    if enlistment is not None and savepoint is not None:
-        enlistment.savepoint_rolled_back(savepoint)
+    for savepoint in end_savepoint(connection, name):
+        if enlistment is not None:
+            enlistment.savepoint_rolled_back(savepoint)
 
 
 def _on_sqlite_savepoint(connection: Connection, _name: str | None) -> None:

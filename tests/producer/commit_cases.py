@@ -324,6 +324,20 @@ def a_savepoint_of_a_connection(desk: Desk) -> None:
         connection.commit()
 
 
+@cases.there(1, 4)
+def an_inner_savepoint_of_a_connection_that_is_left_open(desk: Desk) -> None:
+    """SQLAlchemy goes on in it, and the database has it no more: it went with the outer one."""
+    with desk.engine.connect() as connection:
+        desk.buy(connection, 1)
+        outer = connection.begin_nested()
+        desk.buy(connection, 2)
+        connection.begin_nested()
+        desk.buy(connection, 3)
+        outer.close()
+        desk.buy(connection, 4)
+        connection.commit()
+
+
 @cases.there(1)
 def a_savepoint_in_sql(desk: Desk) -> None:
     """Nobody would see what is rolled back to it, so it is refused."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Column, Integer, MetaData, Table, text
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session, registry
 
@@ -101,6 +102,34 @@ def test_an_outer_savepoint_is_rolled_back_while_the_inner_one_is_open(desk: Des
         outer.rollback()
         session.commit()
     assert judged(desk) == ({1}, {1})
+
+
+def test_an_inner_savepoint_of_a_connection_is_left_open_when_the_outer_one_is_rolled_back(desk: Desk) -> None:
+    with desk.engine.connect() as connection:
+        desk.buy(connection, 1)
+        outer = connection.begin_nested()
+        desk.save(connection, 2)
+        send_to_nowhere(desk, connection)
+        connection.begin_nested()
+        outer.close()
+        connection.commit()
+    assert judged(desk) == ({1}, {1})
+
+
+@only_sqlite
+@pytest.mark.filterwarnings("ignore:nested transaction already deassociated")
+def test_an_inner_savepoint_ends_when_the_outer_one_is_released(desk: Desk) -> None:
+    """To roll it back then is an error of the database, and takes no failed send back."""
+    with desk.engine.connect() as connection:
+        outer, inner = connection.begin_nested(), connection.begin_nested()
+        outer.commit()
+        desk.save(connection, 1)
+        send_to_nowhere(desk, connection)
+        with pytest.raises(OperationalError, match="no such savepoint"):
+            inner.rollback()
+        with pytest.raises(TransactionError, match="could not be sent"):
+            connection.commit()
+    assert judged(desk) == (set(), set())
 
 
 def test_a_savepoint_that_is_closed(desk: Desk) -> None:
