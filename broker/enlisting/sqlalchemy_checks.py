@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 from broker.database.ledger_identity import DatabaseIdentity, difference
 from broker.enlisting.attached_files import check_attached
-from broker.enlisting.sqlalchemy_enlistments import is_committing, of_session
+from broker.enlisting.sqlalchemy_enlistments import is_committing, is_in_autocommit, of_session
 from broker.enlisting.sqlalchemy_rows import in_transaction
 from broker.errors import BrokerError, TransactionError
 from broker.ledger import Ledger, executor
@@ -163,7 +163,7 @@ def is_autocommit(connection: Connection) -> bool:
     if connection.dialect.name == "sqlite":
         # A driver in isolation_level None may yet be in a transaction: SQLAlchemy's recipe emits BEGIN by itself.
         loose = connection.dialect.detect_autocommit_setting(raw) or getattr(raw, "autocommit", None) is True
-        return bool(loose and not in_transaction(connection))
+        return bool(loose and (is_in_autocommit(connection) or not in_transaction(connection)))
     return bool(connection.dialect.detect_autocommit_setting(raw))
 
 

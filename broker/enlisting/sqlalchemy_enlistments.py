@@ -90,6 +90,7 @@ _savepoints: weakref.WeakKeyDictionary[NestedTransaction | SessionTransaction, i
 _savepoint_numbers = itertools.count(1)
 _gone: weakref.WeakSet[NestedTransaction] = weakref.WeakSet()  # from the database
 _begun: weakref.WeakSet[RootTransaction] = weakref.WeakSet()  # of those on SQLite, in which something was written
+_in_autocommit: weakref.WeakSet[RootTransaction] = weakref.WeakSet()  # of those on SQLite, that set a savepoint
 _undone: weakref.WeakSet[RootTransaction] = weakref.WeakSet()  # for an error, with what was written before a first send
 
 
@@ -105,6 +106,17 @@ def note_sqlite_statement(connection: Connection, *_: object) -> None:
         _begun.add(root)
     if enlistment is not None:
         enlistment.was_in_transaction = True
+
+
+def note_autocommit(connection: Connection) -> None:
+    """SQLite sets a savepoint in AUTOCOMMIT: in it the driver is in a transaction, which the RELEASE commits."""
+    if (root := connection.get_transaction()) is not None:
+        _in_autocommit.add(root)
+
+
+def is_in_autocommit(connection: Connection) -> bool:
+    """Whether `note_autocommit` was called for the connection's transaction."""
+    return connection.get_transaction() in _in_autocommit
 
 
 def note_error(connection: Connection, error: BaseException) -> None:

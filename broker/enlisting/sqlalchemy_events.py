@@ -31,6 +31,7 @@ from broker.enlisting.sqlalchemy_enlistments import (
     SessionEnlistment,
     check_still_open,
     end_savepoint,
+    note_autocommit,
     note_commit,
     note_error,
     note_session_commit,
@@ -320,8 +321,13 @@ def _on_rollback_savepoint(connection: Connection, name: str, _context: None) ->
 
 
 def _on_sqlite_savepoint(connection: Connection, _name: str | None) -> None:
-    """Python's driver begins no transaction before a savepoint, and the RELEASE of an outermost one commits."""
-    if in_transaction(connection) is False:
+    """Python's driver begins no transaction before a savepoint, and the RELEASE of an outermost one commits.
+
+    In AUTOCOMMIT it shall: behind a BEGIN of ours nobody would commit.
+    """
+    if checks.is_autocommit(connection):
+        note_autocommit(connection)
+    elif in_transaction(connection) is False:
         connection.exec_driver_sql("BEGIN")
 
 

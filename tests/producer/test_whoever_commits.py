@@ -50,6 +50,19 @@ def test_both_are_there_or_neither_is(desk: Desk, case: Case) -> None:
     assert desk.shop.in_doubt() == 0
 
 
+def test_a_savepoint_in_autocommit_is_saved_by_its_release(desk: Desk) -> None:
+    """Behind a BEGIN, as one in a transaction needs it, the order would be rolled back with the connection."""
+    if desk.engine.dialect.name != "sqlite":
+        pytest.skip("SQLite's own")
+    desk.next_case()
+    with desk.engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
+        with connection.begin_nested():
+            desk.save(connection, 1)
+        with pytest.raises(TransactionError, match="AUTOCOMMIT"), connection.begin_nested():
+            desk.buy(connection, 2)
+    assert desk.judge() == ({1}, set())
+
+
 def test_a_commit_by_the_driver_is_found_out(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
     """Nothing sees it before the end. A row that is there tells; SQLite has none yet, so a person decides.
 
