@@ -13,6 +13,7 @@ from broker.consuming.group.offset_export import OffsetExport
 from broker.consuming.group.positions import Positions, Start
 from broker.format.config import ConsumerOffsets, decode_consumer_offsets, encode_consumer_offsets
 from broker.live import LiveStore
+from broker.store.disk.files import Disk
 from broker.testing.crash_disk import SMALL
 
 WAIT_S = 20
@@ -292,6 +293,29 @@ def test_our_own_export_is_never_taken_for_anothers(path: Path) -> None:
         consume(store, 1)
         (path / "config/consumerOffset.json").write_bytes(before)  # killed before the rename
         assert consume(store, 1) == [2]
+
+
+def test_a_full_disk_takes_no_position_back(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is there of the export is ours still, however often the next one finds no room."""
+    with opened(path) as store:
+        send(store, 4)
+        consume(store, 1)
+        positions = Positions(store)
+        cells, cell = positions.cells, positions.cell("billing", "orders", 0)
+
+        def full(_disk: Disk, name: str, *_: object, **__: object) -> None:
+            raise broker.StoreFull("there is no room", path=name)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Disk, "write_file", full)
+            for position in (2, 3, 4):
+                assert cells.advance(cell, cells.fence(cell), position)
+                with pytest.raises(broker.StoreFull):
+                    positions.exchange.export(at_once=True)
+        positions.exchange.export(at_once=True)
+        assert cells.position(cell) == 4
+        positions.close()
+    assert offsets(path)["orders", "billing"][0] == 4
 
 
 def test_a_start_must_be_a_moment() -> None:

@@ -126,7 +126,8 @@ class OffsetExport:
     def _write(self, name: str, word: int, raw: bytes) -> None:
         path = self._path(name)
         self._disk.create_in_store(self._paths.store, self._paths.config(""))
-        with self._cells.lock:  # both count as ours: we may be killed before or after the rename
+        with self._cells.lock:  # both count as ours: we may be killed before or after the rename, or lack room
+            self._remember(word, crc32(self._read(name)))
             self._remember(word, crc32(raw))
         if self._disk.entry(path) is not None:
             self._disk.write_file(f"{path}.bak", self._disk.read(path))
