@@ -131,7 +131,7 @@ def note_error(connection: Connection, error: BaseException) -> None:
     if connection.dialect.name == "sqlite":
         if root in _begun and in_transaction(connection) is False:
             _undone.add(root)
-    elif is_rolled_back_by(connection.dialect, error) and in_transaction(connection) is not False:
+    elif in_transaction(connection) is not False and is_rolled_back_by(connection, error):
         _undone.add(root)
         if enlistment is not None:
             enlistment.was_undone = True

@@ -21,6 +21,7 @@ _MYSQL = ("mysql", "mariadb")
 _MYSQL_IN_TRANSACTION = 1  # SERVER_STATUS_IN_TRANS of MySQL's protocol
 # A deadlock, a row that changed behind the snapshot of the transaction (MariaDB), no room for more locks.
 _MYSQL_ROLLS_BACK = frozenset((1213, 1020, 1206))
+_MYSQL_LOCK_WAIT = 1205
 _UNMOVED = {"schema_translate_map": None}  # one that was set behind the send moves no row
 _PSYCOPG_IN_ERROR = 3  # TransactionStatus.INERROR
 
@@ -157,13 +158,28 @@ def is_aborted(connection: Connection) -> bool:
     return status is not None and int(status) == _PSYCOPG_IN_ERROR
 
 
-def is_rolled_back_by(dialect: Dialect, error: BaseException) -> bool:
+def is_rolled_back_by(connection: Connection, error: BaseException) -> bool:
     """Whether a database rolls the whole transaction back for an error, and begins another one: MySQL does for some.
 
     Its drivers do not tell otherwise: what they know of a transaction comes with answers, and not with errors.
     """
-    numbers = (getattr(error, "errno", None), *getattr(error, "args", ())[:1])
-    return dialect.name in _MYSQL and any(isinstance(one, int) and one in _MYSQL_ROLLS_BACK for one in numbers)
+    if connection.dialect.name not in _MYSQL:
+        return False
+    numbers = {one for one in (getattr(error, "errno", None), *getattr(error, "args", ())[:1]) if isinstance(one, int)}
+    return not _MYSQL_ROLLS_BACK.isdisjoint(numbers) or (_MYSQL_LOCK_WAIT in numbers and _rolls_back_waits(connection))
+
+
+def _rolls_back_waits(connection: Connection) -> bool:
+    """Whether MySQL is set to roll the transaction back for a lock that it waited for in vain, and not the statement.
+
+    True as well where it does not say: then the connection has more than that lock against it.
+    """
+    try:
+        with contextlib.closing(connection.connection.cursor()) as cursor:
+            cursor.execute("SHOW GLOBAL VARIABLES LIKE 'innodb_rollback_on_timeout'")
+            return any(str(value).upper() in ("ON", "1") for _, value in cursor.fetchall())
+    except Exception:  # noqa: BLE001 - each driver has its own
+        return True
 
 
 def is_driver_in_transaction(dialect: str, raw: DBAPIConnection | None) -> bool | None:

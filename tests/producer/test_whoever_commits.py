@@ -240,6 +240,19 @@ def test_a_first_statement_that_mysql_rolls_back_takes_nothing_with_it(was_in_tr
     assert SessionEnlistment(connection).was_undone is was_in_transaction
 
 
+@pytest.mark.parametrize(("setting", "takes_all"), [("ON", True), ("OFF", False), (None, False), (OSError(), True)])
+def test_a_lock_that_mysql_waited_for_in_vain(setting: object, *, takes_all: bool) -> None:
+    """With innodb_rollback_on_timeout the transaction goes with it: a message was delivered whose order was gone."""
+    connection = MagicMock(invalidated=True)
+    connection.dialect.name, connection.dialect.is_async = "mysql", False
+    connection.connection.dbapi_connection.driver_connection = SimpleNamespace(server_status=1)
+    rows = connection.connection.cursor.return_value.fetchall
+    rows.return_value = [] if setting is None else [("innodb_rollback_on_timeout", setting)]
+    rows.side_effect = setting if isinstance(setting, OSError) else None
+    note_error(connection, Exception(1205, "Lock wait timeout exceeded; try restarting transaction"))
+    assert SessionEnlistment(connection).was_undone is takes_all
+
+
 def test_a_savepoint_whose_release_failed_leaves_nothing_in_doubt(desk: Desk) -> None:
     """SQLAlchemy executes nothing more then, so that the database seemed not to say how the transaction ended."""
     if desk.engine.dialect.name != "postgresql":
