@@ -41,7 +41,7 @@ from broker.enlisting.sqlalchemy_enlistments import (
     savepoint_number,
 )
 from broker.enlisting.sqlalchemy_rows import in_transaction, is_aborted, is_driver_in_transaction
-from broker.enlisting.transaction_words import ENDS, IN_PARTS, MYSQL_COMMITS
+from broker.enlisting.transaction_words import IN_PARTS, ending
 from broker.errors import TransactionError, UnknownOutcome
 
 if TYPE_CHECKING:
@@ -341,14 +341,12 @@ def _on_statement(
     root = connection.get_transaction()
     if root is not None and root in _guarded and in_transaction(connection) is False:
         _ended_unseen.add(root)
-    ends = ENDS.match(statement)
-    if ends is None and connection.dialect.name in ("mysql", "mariadb"):
-        ends = MYSQL_COMMITS.match(statement)
-    if ends is None:
+    words = ending(connection.dialect.name, statement)
+    if not words:
         return statement, parameters
     if enlistment is not None and enlistment.is_open and not enlistment.is_stale(connection):
         raise TransactionError(
-            f"{' '.join(ends.group().split())} in SQL would go past the messages of the transaction: call commit(), "
+            f"{words} in SQL would go past the messages of the transaction: call commit(), "
             "rollback() or begin_nested() of the session or the connection"
         )
     if (why := _held.get(connection)) is not None and not IN_PARTS.match(statement):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.enlisting.transaction_words import MYSQL_COMMITS
+from broker.enlisting.transaction_words import ending
 
 
 @pytest.mark.parametrize(
@@ -15,10 +15,15 @@ from broker.enlisting.transaction_words import MYSQL_COMMITS
         "FLUSH TABLES", "RESET QUERY CACHE", "REVOKE ALL ON x FROM y", "SET PASSWORD FOR x = ''", "UNINSTALL PLUGIN x",
         "LOCK TABLE x WRITE", "lock tables x read", "SET NAMES utf8mb4, autocommit=1", "SET @x = 1, @@autocommit = 1",
         "SET autocommit=1", "set session autocommit = 1", "SET @@autocommit=1", "SET @@session.autocommit=1",
+        "SET DEFAULT ROLE NONE", "CHECK VIEW x", "repair view x", "BACKUP STAGE START", "# why\nALTER TABLE x ADD y",
+        "CREATE OR REPLACE TABLE x (i int)", "/*! COMMIT */", "/*M!100100 COMMIT */", "/*!50000 DROP TABLE x */",
+        "EXECUTE IMMEDIATE 'COMMIT'", 'execute immediate "/* why */ truncate x"',
+        "SET STATEMENT max_statement_time=1 FOR COMMIT", "/*! SET STATEMENT a=1, b=2 FOR DROP TABLE x */",
     ],
 )  # fmt: skip
 def test_it_commits(statement: str) -> None:
-    assert MYSQL_COMMITS.match(statement)
+    assert ending("mariadb", statement)
+    assert not ending("postgresql", statement)
 
 
 @pytest.mark.parametrize(
@@ -28,7 +33,23 @@ def test_it_commits(statement: str) -> None:
         "INSERT INTO flush VALUES (1)", "SET NAMES utf8mb4", "SET @autocommit = 1", "UPDATE x SET analyze_it = 1",
         "SET autocommit=0", "set session autocommit := off", "SET @x = 1, autocommit = 0",
         "SET @x = 'y, autocommit=1'", "LOCK INSTANCE FOR BACKUP", "SET @@session.autocommit = FALSE",
+        "CREATE OR REPLACE TEMPORARY TABLE x (i int)", "DROP PREPARE x", "/*! SELECT */ 1",
+        "EXECUTE IMMEDIATE 'SELECT 1'",
+        "SET STATEMENT max_statement_time=1 FOR SELECT 'x' FOR UPDATE", "/* COMMIT */ SELECT 1",
     ],
 )  # fmt: skip
 def test_it_does_not(statement: str) -> None:
-    assert not MYSQL_COMMITS.match(statement)
+    assert not ending("mariadb", statement)
+
+
+@pytest.mark.parametrize("dialect", ["sqlite", "postgresql", "mariadb"])
+def test_it_ends_everywhere(dialect: str) -> None:
+    for statement in ("-- why\ncommit", "/* why */ END", "ROLLBACK", "SAVEPOINT mine", "ROLLBACK TO mine"):
+        assert ending(dialect, statement)
+    for statement in (
+        "SAVEPOINT sa_savepoint_1",
+        "ROLLBACK TO SAVEPOINT sa_savepoint_1",
+        "SELECT 'COMMIT'",
+        "committed()",
+    ):
+        assert not ending(dialect, statement)
