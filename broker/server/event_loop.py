@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 
@@ -10,6 +11,7 @@ from broker.errors import BrokerError
 
 LOOPS = ("auto", "asyncio", "uvloop")
 BACKLOG = 512
+_CLOSE_S = 1.0
 
 
 def new_event_loop(kind: str) -> asyncio.AbstractEventLoop:
@@ -37,6 +39,18 @@ async def write_all(writer: asyncio.StreamWriter, data: bytes) -> None:
         raise ConnectionResetError("the connection is closed")
     writer.write(data)
     await writer.drain()
+
+
+async def close_soon(writer: asyncio.StreamWriter) -> None:
+    """Close a connection, at the end of its task, when its peer has read what was sent; at the latest in a second.
+
+    A transport that is closed alone waits for that without end: a peer that hangs kept its socket and its memory.
+    """
+    writer.close()
+    with contextlib.suppress(OSError, TimeoutError, asyncio.CancelledError):  # the last: the server stops
+        async with asyncio.timeout(_CLOSE_S):
+            await writer.wait_closed()
+    writer.transport.abort()
 
 
 def listening_socket(host: str, port: int) -> socket.socket:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from broker.consuming.group.offset_export import SCHEDULE_GROUP
 from broker.errors import BrokerError
-from broker.server.event_loop import write_all
+from broker.server.event_loop import close_soon, write_all
 from broker.server.requests.queues import queue_range
 from broker.server.requests.stats import GET, PUT
 
@@ -111,7 +111,7 @@ class MetricsPage:
                 status, kind, body = await self._page(line)
                 size = f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
                 await write_all(writer, f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\n{size}".encode() + body)
-        writer.close()
+        await close_soon(writer)
 
     async def _page(self, line: str) -> tuple[str, str, bytes]:
         method, _, rest = line.partition(" ")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 import time
 from pathlib import Path
 from types import TracebackType
@@ -22,9 +23,12 @@ from broker.remoting.replication import (
     TransferSplitter,
     transfer_from,
 )
+from broker.server import event_loop
+from broker.server.replication import master
 from broker.server.replication.acknowledgements import Acknowledgements
 from broker.server.replication.master import ReplicationMaster
 from tests.server.conftest import Connect, Serve
+from tests.server.processes import await_true
 
 GOLDEN = bytes.fromhex("00000000 00000100 00000003 616263 00000000 00000103 00000000".replace(" ", ""))
 """Three bytes at offset 256, then a heartbeat, as DefaultHAConnection.transferData of 5.3.3 writes them."""
@@ -162,19 +166,56 @@ def test_a_slave_is_waited_for_that_is_less_than_256_mib_behind() -> None:
 
 def test_a_slave_acknowledges_nothing_that_it_was_not_sent(store: broker.LiveStore) -> None:
     """Its report says more: each send was answered as if it had the record."""
-    master = ReplicationMaster(store)
+    served = ReplicationMaster(store)
 
     async def take(reported: int) -> None:
         reader = asyncio.StreamReader()
         reader.feed_data(OffsetReport(reported).pack())
         reader.feed_eof()
         with pytest.raises(asyncio.IncompleteReadError):
-            await master._take_reports(7, reader)
+            await served._take_reports(7, reader)
 
-    master._sent[7] = 100
+    served._sent[7] = 100
     for reported, counts in ((90, 90), (1 << 40, 100)):
         asyncio.run(take(reported))
-        assert master.acknowledgements.slaves == {7: counts}
+        assert served.acknowledgements.slaves == {7: counts}
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_a_slave_that_hangs_keeps_no_connection(
+    serve: Serve, store: broker.LiveStore, monkeypatch: pytest.MonkeyPatch, loop: str
+) -> None:
+    """What it was sent is never read: each left a socket and its buffers behind, in no number of slaves."""
+    if loop == "uvloop":
+        pytest.importorskip("uvloop")
+    is_full, sizes = threading.Event(), list[int]()
+
+    async def write_all(writer: asyncio.StreamWriter, data: bytes) -> None:
+        sizes.append(len(data))
+        writer.write(data)
+        if writer.transport.get_write_buffer_size():
+            is_full.set()
+        await writer.drain()
+
+    monkeypatch.setattr(master, "write_all", write_all)
+    monkeypatch.setattr(event_loop, "_CLOSE_S", 0.05)
+    for _ in range(7):
+        store.append(broker.Message("orders", bytes(1 << 20)))
+    server = serve(ha="127.0.0.1:0", loop=loop)
+    with socket.socket() as hangs:
+        hangs.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        host, _, port = server.ha_address.rpartition(":")
+        hangs.connect((host, int(port)))
+        hangs.sendall(OffsetReport(1).pack())
+        assert is_full.wait(10)
+        hangs.shutdown(socket.SHUT_WR)
+        assert server.replication is not None
+        tasks = server.replication._tasks
+        await_true(lambda: not tasks)
+        received = 0
+        while data := hangs.recv(1 << 20):  # what the system had taken of it
+            received += len(data)
+        assert received < sum(sizes)
 
 
 def test_replication_is_safe_by_default(serve: Serve) -> None:

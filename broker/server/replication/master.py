@@ -8,7 +8,6 @@ RocketMQ: DefaultHAService, DefaultHAConnection (5.3.3).
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -28,7 +27,7 @@ from broker.remoting.replication import (
     TransferHeader,
     transfer_from,
 )
-from broker.server.event_loop import listening_socket, write_all
+from broker.server.event_loop import close_soon, listening_socket, write_all
 from broker.server.replication.acknowledgements import Acknowledgements, Done
 from broker.server.settings import host_and_port
 from broker.server.threads.store_thread import Stored
@@ -152,10 +151,8 @@ class ReplicationMaster:
         finally:
             self.acknowledgements.left(number)
             self._sent.pop(number, None)
+            await close_soon(writer)
             self._tasks.discard(task)
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
 
     async def _serve(self, number: int, peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         requested = await _report(reader)
