@@ -20,7 +20,7 @@ from broker.format.java import string_hash
 from broker.format.sysflag import TransactionType
 from broker.store.disk.files import Disk
 from broker.store.shared.control import Word
-from broker.store.write import fast_append
+from broker.store.write import fast_append, mapped
 from broker.store.write.mapped import OpenMaps, UnitQueue
 from broker.store.write.pending_record import draft, end_draft, index_code, index_codes, index_codes_of_both
 from broker.store.writer import open_writer
@@ -59,6 +59,20 @@ def test_more_queues_than_a_process_may_have_open_files(tmp_path: Path) -> None:
         fill_queues(store, 200)
         store.close()
     assert_right(tmp_path, 0, 0, 0)
+
+
+def test_two_stores_share_what_a_process_may_have_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each took half of it for its queues, so that nothing was left for the files of the second one."""
+    monkeypatch.setattr(mapped, "maps_of_queues_max", lambda: 40)
+    stores = [open_writer(str(tmp_path / name), Disk(), SMALL, sync="os") for name in "ab"]
+    with few_open_files(150):
+        for store in stores:
+            fill_queues(store, 45)
+        fill_queues(stores[0], 45)
+    for store in stores:
+        store.close()
+    for name in "ab":
+        assert_right(tmp_path / name, 0, 0, 0)
 
 
 def test_a_batch_comes_together(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import weakref
+from collections.abc import Iterable
 from itertools import islice
 from random import randrange
 
@@ -14,6 +16,7 @@ from broker.store.disk.open_files import maps_of_queues_max
 from broker.store.read.segments import NAME_DIGITS
 
 _OPEN_MAPS = 64
+_MAPS_MIN = 4  # of the queues of one store
 _NOWHERE: tuple[int, memoryview[int]] = (-(1 << 62), memoryview(bytearray()))
 _pack_unit = Unit.STRUCT.pack_into
 _FILLER = FILLER.pack()
@@ -125,13 +128,19 @@ class MappedQueue:
 
         A thread that still uses one keeps it until it is done.
         """
-        self._maps, self.last = {}, _NOWHERE
+        maps, self._maps, self.last = self._maps, {}, _NOWHERE
+        self._unnote(maps)
 
     def forget_removed(self) -> None:
         """Release files that were removed: while one is mapped, its space is not free."""
         removed = [base for base in list(self._maps) if self.disk.entry(self.path_of(base)) is None]
+        self._unnote(removed)
         for base in removed:
             self.release(base)
+
+    def _unnote(self, bases: Iterable[int]) -> None:
+        if self._open_maps is not None:
+            self._open_maps.unnote(self, bases)
 
     def release(self, base: int) -> None:
         """Release the map of one file, if there is one; the next who needs it makes another."""
@@ -141,6 +150,7 @@ class MappedQueue:
 
     def close(self) -> None:
         maps, self._maps, self.last = self._maps, {}, _NOWHERE
+        self._unnote(maps)
         for opened in maps.values():
             opened.close()
 
@@ -149,20 +159,34 @@ class OpenMaps:
     """The maps of many queues: a store may have more of them than a process may have open files.
 
     One of the older half is released, any of them: where queues are written to by turns, the oldest is the next one
-    that is needed.
+    that is needed. The stores of a process share what it may have: each has its part, and what the others leave.
     """
 
     def __init__(self) -> None:
         self._made: dict[tuple[MappedQueue, int], None] = {}  # in this order
+        _of_process.add(self)
 
     def note(self, queue: MappedQueue, base: int) -> None:
         """That a queue has mapped the file that begins at `base`."""
         self._made.pop((queue, base), None)
         self._made[queue, base] = None
-        while len(self._made) > maps_of_queues_max():
-            old, at = next(islice(self._made, randrange(len(self._made) // 2), None))
-            del self._made[old, at]
-            old.release(at)
+        with contextlib.suppress(RuntimeError, StopIteration):  # another thread opens or closes one at this moment
+            while (count := len(self._made)) > self._most():
+                old, at = next(islice(self._made, randrange(count // 2), None))
+                self._made.pop((old, at), None)
+                old.release(at)
+
+    def unnote(self, queue: MappedQueue, bases: Iterable[int]) -> None:
+        """That a queue has released the maps of these files."""
+        for base in bases:
+            self._made.pop((queue, base), None)
+
+    def _most(self) -> int:
+        most, others = maps_of_queues_max(), [len(one._made) for one in _of_process if one is not self]  # noqa: SLF001
+        return max(most // (1 + len(others)), most - sum(others), _MAPS_MIN)
+
+
+_of_process: weakref.WeakSet[OpenMaps] = weakref.WeakSet()
 
 
 class UnitQueue(MappedQueue):
