@@ -56,6 +56,7 @@ class Processed:
     def __init__(self, *, table: str = "checkback_processed", schema: str | None = None) -> None:
         check_table(table, schema)
         self.metadata, self.rows = _table(table, schema)
+        self._unplaced = self.rows
 
     def create_all(self, engine: Engine) -> None:
         """Make the table, where it is not there yet; other processes may do so at the same moment.
@@ -70,7 +71,7 @@ class Processed:
         make_tables(self.metadata, engine)
 
     def stay_in_place(self, engine: Engine) -> None:
-        """Name the table by the schema that it is found in now.
+        """Name the table by the schema that new connections of the engine find it in now.
 
         A `SET search_path` or `USE` outlives its transaction on a connection of the pool, and would lead the notes of
         later ones elsewhere: a message would be processed twice. Without an answer of the database it stays unnamed.
@@ -78,9 +79,12 @@ class Processed:
         from sqlalchemy import MetaData
         from sqlalchemy.exc import SQLAlchemyError
 
+        # PostgreSQL says it each time, of new connections: another test may have another schema. MySQL does not.
+        rows = self._unplaced if engine.dialect.name == "postgresql" else self.rows
         with contextlib.suppress(SQLAlchemyError):
-            if self.rows.schema is None and (schema := schema_of(engine, self.rows.name)) is not None:
-                self.rows = self.rows.to_metadata(MetaData(info=self.metadata.info), schema=schema)
+            if rows.schema is None and (schema := schema_of(engine, rows.name)) is not None:
+                rows = rows.to_metadata(MetaData(info=self.metadata.info), schema=schema)
+        self.rows = rows
 
     def first_time(self, session: Session, group: str, message: ReceivedMessage) -> bool:
         """Note in the session's transaction that a group processes a message; False when it did so before.

@@ -25,6 +25,7 @@ _PLACES = {
     "mysql": "SELECT DATABASE()",
     "mariadb": "SELECT DATABASE()",
 }
+_AS_NEW = "SET LOCAL search_path TO DEFAULT"  # whatever an earlier transaction left on a connection of the pool
 
 
 def key_text(size: int) -> String:
@@ -40,7 +41,7 @@ def key_text(size: int) -> String:
 
 
 def schema_of(engine: Engine, table: str) -> str | None:
-    """The schema that a table is found in without naming one; of MySQL and MariaDB the database.
+    """The schema that a table is found in without naming one, by new connections; of MySQL and MariaDB the database.
 
     None where it is not found, of SQLite, and of an engine that moves schemas. Raises DatabaseError of SQLAlchemy.
     """
@@ -50,7 +51,10 @@ def schema_of(engine: Engine, table: str) -> str | None:
     if statement is None or engine.get_execution_options().get("schema_translate_map"):
         return None
     with engine.connect() as connection:
-        values = {"name": quoted(table)} if ":name" in statement else {}
+        values = dict[str, str]()
+        if ":name" in statement:
+            connection.execute(text(_AS_NEW))
+            values = {"name": quoted(table)}
         found = connection.execute(text(statement), values).scalar()
     return None if found is None else str(found)
 

@@ -155,6 +155,23 @@ def test_a_handler_that_leaves_its_connection_in_another_schema(
     assert (found, caplog.messages) == ([1], [])
 
 
+def test_the_schema_of_new_connections_counts(postgres_url: URL) -> None:
+    """Of one application in one test after another; not the schema that a transaction left on a connection."""
+    engine, processed = create_engine(postgres_url, pool_size=1), broker.Processed()
+    for schema in ("first", "second"):
+        with engine.begin() as connection:
+            connection.execute(text(f"CREATE SCHEMA {schema}"))
+            connection.execute(text(f"ALTER DATABASE {postgres_url.database} SET search_path TO {schema}"))
+        engine.dispose()
+        processed.create_all(engine)
+        broker.Processed(schema="public").create_all(engine)
+        with engine.begin() as connection:
+            connection.execute(text("SET search_path TO public"))
+        processed.stay_in_place(engine)
+        assert processed.rows.schema == schema
+    engine.dispose()
+
+
 def test_a_forgotten_await_in_a_block(app: broker.App) -> None:
     """Whose transaction is not async: there is nothing to await, and nothing is saved."""
     with pytest.raises(TransactionError, match="nothing awaited it"), app.transaction() as session:  # noqa: PT012
