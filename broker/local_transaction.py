@@ -168,7 +168,8 @@ class _OfSession(LocalTransaction):
 
     def _error_of(self, error: BaseException) -> BaseException:
         """What a failed commit() raises: UnknownOutcome where the database may have committed."""
-        is_unknown = any(one.stage is Stage.LEFT for one in self._ending)
+        # One with a send that failed never came to COMMIT, also where it was left without a word of how it ended.
+        is_unknown = any(one.stage is Stage.LEFT and not one.dooms for one in self._ending)
         if is_unknown and isinstance(error, Exception) and not isinstance(error, UnknownOutcome):
             return unknown_outcome(error)
         return error

@@ -87,6 +87,17 @@ def a_send_that_failed_before_anything_was_done(desk: Desk) -> None:
                 target.commit()
 
 
+@cases.there()
+def a_block_behind_a_send_that_failed(desk: Desk) -> None:
+    """It was never at COMMIT: nothing is unknown."""
+    with Session(desk.engine) as session:
+        with pytest.raises(TransactionError):
+            desk.producer.send(desk.message(9, topic="ordres"), session)
+        with pytest.raises(TransactionError, match=r"^the transaction cannot commit"):  # noqa: SIM117
+            with desk.producer.begin_transaction(session) as transaction:
+                desk.buy(session, 1, through=transaction)
+
+
 @cases.there(1)
 def a_send_that_failed_in_a_savepoint(desk: Desk) -> None:
     """The savepoint was rolled back, with what belongs to the message: the rest may commit."""
