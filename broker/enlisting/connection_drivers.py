@@ -70,7 +70,7 @@ class Driver(abc.ABC):
 
     @abc.abstractmethod
     def make_commit_impossible(self, connection: Any) -> None:
-        """After a send that failed, until the ROLLBACK."""
+        """After a send that failed, until the ROLLBACK; PostgreSQL's in the middle of a statement cannot be reached."""
 
     @abc.abstractmethod
     def allow_commit(self, connection: Any) -> None:
@@ -180,6 +180,8 @@ class PsycopgDriver(Driver):
 
         if connection.closed:
             return ConnectionStatus.CLOSED
+        if connection.info.pipeline_status:
+            return ConnectionStatus.BUSY  # with statements whose answers come later
         known = {
             TransactionStatus.IDLE: ConnectionStatus.IDLE,
             TransactionStatus.INTRANS: ConnectionStatus.ACTIVE,

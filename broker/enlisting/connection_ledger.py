@@ -278,6 +278,8 @@ class ConnectionLedger(BoundLedger):
         Raises TransactionError when not; BrokerError, and what the database raises, as `create_all`.
         """
         status = driver.status(connection)
+        if status is ConnectionStatus.BUSY:
+            driver.refuse(connection)  # a pipeline
         if status not in (ConnectionStatus.IDLE, ConnectionStatus.ACTIVE):
             step = "roll it back first" if status is ConnectionStatus.FAILED else "open another one"
             raise TransactionError(f"the connection is {status.value}, so no message can join it: {step}")

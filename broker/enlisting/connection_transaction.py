@@ -27,6 +27,15 @@ from broker.local_transaction import LocalTransaction
 from broker.transaction.service import HalfMessageService
 
 _places = itertools.count(1)
+_ENDED = (
+    "the connection is {}: its transaction was ended inside the block, so no message can join it. Send before commit()"
+)
+_NOT_NOW = {
+    ConnectionStatus.FAILED: "a statement of the transaction failed, and its error was swallowed, so no message can "
+    "join it. Put what may fail into a savepoint, `with connection.transaction():`",
+    ConnectionStatus.BUSY: "the connection is in the middle of a statement (a COPY, stream(), a pipeline), so no "
+    "message can join its transaction: send when that is done",
+}
 
 
 class ConnectionRows:
@@ -107,6 +116,7 @@ class ConnectionTransaction(LocalTransaction, JoinableTransaction):
         self._ledger, self._connection, self._driver = ledger, connection, driver
         self._enlistment = Enlistment()
         self._doom: BaseException | None = None
+        self._is_doomed_for_good = False  # else a ROLLBACK TO takes the doom back
         ledger.check_connection(connection, driver)
         try:
             driver.begin(connection)
@@ -147,10 +157,7 @@ class ConnectionTransaction(LocalTransaction, JoinableTransaction):
             self.check_active()
             status = self._driver.status(self._connection)
             if status is not ConnectionStatus.ACTIVE:
-                text = f"the connection is {status.value}: its transaction was ended inside the block"
-                if status is ConnectionStatus.FAILED:
-                    text = "a statement of the transaction failed, and its error was swallowed"
-                raise TransactionError(f"{text}, so no message can join it. Send before commit(), in the same block")
+                raise TransactionError(_NOT_NOW.get(status, _ENDED.format(status.value)))
             yield
         except BaseException as error:  # the caller may catch it, and must not commit without the message
             self._doomed(error)
@@ -170,6 +177,9 @@ class ConnectionTransaction(LocalTransaction, JoinableTransaction):
             self._doom = self._doom or error
             with contextlib.suppress(Exception):  # a connection that is closed commits nothing
                 self._driver.make_commit_impossible(self._connection)
+                # PostgreSQL's transaction is aborted now, unless the connection is in the middle of a statement.
+                if self._driver.status(self._connection) is not ConnectionStatus.FAILED:
+                    self._is_doomed_for_good = True
 
     # The end
 
@@ -213,7 +223,7 @@ class ConnectionTransaction(LocalTransaction, JoinableTransaction):
     def _check_commit(self, status: ConnectionStatus) -> None:
         """Raises TransactionError when the transaction can only be rolled back."""
         # PostgreSQL: a ROLLBACK TO takes a send that failed back, and the transaction is active again.
-        if self._doom is not None and (self._driver.dialect == "sqlite" or status is not ConnectionStatus.ACTIVE):
+        if self._doom is not None and (self._is_doomed_for_good or status is not ConnectionStatus.ACTIVE):
             cause = f"{type(self._doom).__name__}: {self._doom}"
             text = f"a message could not be sent, and its error was swallowed: the transaction is rolled back ({cause})"
             raise TransactionError(text) from self._doom

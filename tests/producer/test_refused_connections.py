@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -156,6 +157,27 @@ def test_blocks_and_modes_of_psycopg(post: PlainDesk) -> None:
     connection.tpc_begin("shop")
     refused(post, connection, "two-phase")
     connection.tpc_rollback()
+
+
+@contextlib.contextmanager
+def _copy(connection: Any) -> Iterator[None]:
+    with connection.cursor().copy("COPY (SELECT 1) TO STDOUT") as rows:
+        yield
+        assert list(rows.rows())
+
+
+@pytest.mark.parametrize("begin", [_copy, lambda connection: connection.pipeline()], ids=["copy", "pipeline"])
+def test_a_send_in_the_middle_of_a_statement(post: PlainDesk, begin: Callable[..., Any]) -> None:
+    """Nothing can abort the transaction then. The end of the block rolls it back, where the error was swallowed."""
+    connection = post.connection()
+    with (
+        ends_with(TransactionError, match="its error was swallowed"),
+        post.producer.begin_transaction(connection) as transaction,
+    ):
+        post.save(connection, 1)
+        with begin(connection), pytest.raises(TransactionError, match="send when that is done"):
+            post.announce(transaction, 1)
+        connection.execute("SELECT 1")
 
 
 def test_a_savepoint_block_of_psycopg(post: PlainDesk) -> None:
