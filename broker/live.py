@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from broker import observing
+from broker.consuming.subscriptions import has_consumers
 from broker.errors import BrokerError, StoreError, shown
 from broker.format.topics import CHECK_GROUP
 from broker.producing.store_destination import StoreDestination
@@ -80,7 +81,7 @@ class LiveStore(WritableStore):
 
     def _clamp_positions(self) -> None:
         """After a machine crash a queue may end before a group's position: what is sent now is new to the group."""
-        if self.writer.disk.entry(self.writer.paths.consumers) is not None:
+        if has_consumers(self):
             from broker.consuming.group.positions import Positions
 
             Positions(self).close()

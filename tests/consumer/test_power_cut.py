@@ -6,7 +6,9 @@ import contextlib
 from pathlib import Path
 
 import broker
-from broker.consuming.group.positions import Positions
+from broker.consuming.group.offset_export import SCHEDULE_GROUP
+from broker.consuming.group.positions import Positions, Start
+from broker.format.topics import SCHEDULE_TOPIC
 from broker.live import open_live
 from broker.store.read.layout import StoreLayout
 from broker.testing.crash_disk import CrashDisk, Crashed
@@ -45,3 +47,35 @@ def test_nothing_is_skipped_after_a_power_cut(tmp_path: Path) -> None:
         assert EXPORTED <= found[0] <= ACKNOWLEDGED
         starts.add(found[0])
     assert len(starts) > 1, "the cuts took nothing: this proves nothing"
+
+
+def test_what_is_sent_after_a_power_cut_is_new_to_a_group_that_only_the_export_knows(tmp_path: Path) -> None:
+    """In the mode `os` the log ends before what was consumed, and delivered after a delay; the cells are lost."""
+    disk = CrashDisk(tmp_path / "disk")
+    lost, delayed = range(1, 5), {"DELAY": "1"}
+    with contextlib.suppress(Crashed), open_live(f"{disk.root}/store", disk=disk, layout=TINY, sync="os") as store:
+        store.append(broker.Message("orders", b"0"))
+        store.sync_now()
+        for number in lost:
+            store.append(broker.Message("orders", b"%d" % number))
+            store.append(broker.Message("orders", b"later"), extra_properties=delayed)
+        positions = Positions(store)
+        positions.begin("billing", "orders", Start("last"))
+        level = positions.levels()[0]
+        with positions.cells.lock:
+            positions.cells.put(level, len(lost))
+        positions.exchange.export(at_once=True)
+        disk.crash()
+        positions.close()
+    with open_live(f"{disk.survivors(0)}/store", sync="os") as store:
+        assert store.queue_end("orders", 0) == 1
+        for number in range(10, 15):
+            store.append(broker.Message("orders", b"%d" % number))
+            store.append(broker.Message("orders", b"later"), extra_properties=delayed)
+        positions = Positions(store)
+        assert positions.cells.position(positions.cell(SCHEDULE_GROUP, SCHEDULE_TOPIC, 0)) == 0
+        positions.close()
+        with store.consumer("billing", "orders") as consumer:
+            message = consumer.receive(1.0)
+            assert message is not None
+            assert message.body == b"10"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 from zlib import crc32
 
@@ -20,7 +20,7 @@ from broker.consuming.group.membership import monotonic_ms
 from broker.errors import CorruptRecord
 from broker.format import config
 from broker.format.config import ConsumerOffsets, DataVersion, DelayOffsets
-from broker.format.topics import SCHEDULE_TOPIC
+from broker.format.topics import LMQ_PREFIX, SCHEDULE_TOPIC
 from broker.store.disk.append_lock import AppendLock
 from broker.store.disk.files import Missing
 from broker.store.disk.paths import Paths
@@ -76,6 +76,34 @@ class OffsetExport:
                 self._remember(word, crc32(self._read(name)))
         return offsets or delays
 
+    def clamp(self) -> None:
+        """Have the files state no position beyond the end of its queue. Under the cells' lock, before anything is sent.
+
+        After a machine crash a group whose cells are lost would else be put behind what comes next, and is new to it.
+        A process that holds the lock of exports had the store open before. Raises CorruptRecord, StoreFull, SyncFailed.
+        """
+        if not self._lock.try_acquire():
+            return
+        try:
+            self.take_over()
+            offsets = {
+                (topic, group): {queue_id: self._within(topic, queue_id, at) for queue_id, at in queues.items()}
+                for (topic, group), queues in self.offsets().positions.items()
+            }
+            levels = self.delays().positions.items()
+            for name, word, raw in self._changed(
+                offsets, {level: self._within(SCHEDULE_TOPIC, level - 1, at) for level, at in levels}
+            ):
+                self._note(name, word, raw)
+                self._write(name, raw)
+        finally:
+            self._lock.release()
+
+    def _within(self, topic: str, queue_id: int, position: int) -> int:
+        if topic.startswith(LMQ_PREFIX):  # its queues are a broker's: nobody here knows how long they are
+            return position
+        return min(position, self._queue_end(topic, queue_id))
+
     def export(self, *, at_once: bool = False) -> None:
         """Write the files if they are due and say something else than the cells. Raises StoreFull, SyncFailed."""
         if not at_once and not self._is_due():
@@ -113,22 +141,34 @@ class OffsetExport:
             **exported.positions,
             **{key: {**exported.positions.get(key, {}), **new} for key, new in positions.items()},
         }
-        if merged != exported.positions:
-            raw = config.encode_consumer_offsets(ConsumerOffsets(merged, _next(exported.version), exported.extra))
-            self._write(_OFFSETS, EXPORTED_OFFSETS, raw)
-        known = self.delays()
-        if {**known.positions, **levels} != known.positions:
-            raw = config.encode_delay_offsets(
-                DelayOffsets({**known.positions, **levels}, _next(known.version), known.extra)
-            )
-            self._write(_DELAYS, EXPORTED_DELAYS, raw)
+        for name, word, raw in self._changed(merged, {**self.delays().positions, **levels}):
+            with self._cells.lock:
+                self._note(name, word, raw)
+            self._write(name, raw)
 
-    def _write(self, name: str, word: int, raw: bytes) -> None:
+    def _changed(
+        self, positions: Mapping[tuple[str, str], Mapping[int, int]], levels: Mapping[int, int]
+    ) -> Iterator[tuple[str, int, bytes]]:
+        """The files that say something else: name, the word of its CRC, and what it is to say."""
+        exported, known = self.offsets(), self.delays()
+        if positions != exported.positions:
+            made = ConsumerOffsets(positions, _next(exported.version), exported.extra)
+            yield _OFFSETS, EXPORTED_OFFSETS, config.encode_consumer_offsets(made)
+        if levels != known.positions:
+            yield (
+                _DELAYS,
+                EXPORTED_DELAYS,
+                config.encode_delay_offsets(DelayOffsets(levels, _next(known.version), known.extra)),
+            )
+
+    def _note(self, name: str, word: int, raw: bytes) -> None:
+        """Both count as ours: we may be killed before or after the rename, or lack room. Under the cells' lock."""
+        self._remember(word, crc32(self._read(name)))
+        self._remember(word, crc32(raw))
+
+    def _write(self, name: str, raw: bytes) -> None:
         path = self._path(name)
         self._disk.create_in_store(self._paths.store, self._paths.config(""))
-        with self._cells.lock:  # both count as ours: we may be killed before or after the rename, or lack room
-            self._remember(word, crc32(self._read(name)))
-            self._remember(word, crc32(raw))
         if self._disk.entry(path) is not None:
             self._disk.write_file(f"{path}.bak", self._disk.read(path))
         self._disk.write_file(path, raw)

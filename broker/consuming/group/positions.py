@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -63,13 +64,18 @@ class Positions:
         self.cells.close()
 
     def _clamp(self, cells: ConsumerTable) -> None:
-        """After a machine crash a queue may end before a position: what comes next is new to the group."""
+        """After a machine crash a queue may end before a position: what comes next is new to the group.
+
+        Also before one that the export alone has kept: then the group's cells are lost, or those of a new group.
+        """
         for cell, (_, topic, queue_id) in list(cells.all()):
             position = cells.position(cell)
             if queue_id >= 0 and position != UNSET:
                 end = self._store.queue_end(topic, queue_id)
                 if position > end:
                     cells.set_position(cell, end)
+        with contextlib.closing(OffsetExport(cells, self._store.writer.paths, self._store.queue_end)) as exchange:
+            exchange.clamp()
 
     def queues(self, topic: str) -> list[int]:
         """The queues of a topic: those that its configuration has, and those that are there."""
