@@ -79,3 +79,22 @@ def test_what_is_sent_after_a_power_cut_is_new_to_a_group_that_only_the_export_k
             message = consumer.receive(1.0)
             assert message is not None
             assert message.body == b"10"
+
+
+def test_a_reset_survives_a_power_cut(tmp_path: Path) -> None:
+    """Also where the system had written the position of before to the disk, and not the one that it was put to."""
+    disk = CrashDisk(tmp_path / "disk")
+    with contextlib.suppress(Crashed), open_live(f"{disk.root}/store", disk=disk, layout=TINY, sync="each") as store:
+        for number in range(3):
+            store.append(broker.Message("orders", b"%d" % number))
+        positions = Positions(store)
+        positions.begin("billing", "orders", Start("last"))
+        positions.cells.flush()
+        positions.reset("billing", "orders", Start("first"))
+        disk.crash()
+        positions.close()
+    for seed in range(12):
+        with open_live(f"{disk.survivors(seed)}/store") as store:
+            positions = Positions(store)
+            assert positions.cells.position(positions.cell("billing", "orders", 0)) == 0
+            positions.close()

@@ -32,8 +32,7 @@ _MAGIC = 0x534E4F43_4B424B43  # native order: a page of another byte order is no
 _VERSION = 1
 _HEAD_BYTES = 4096
 MEMBERS, MEMBER_BYTES = 1024, 64
-CELLS = 4096
-_CELL_BYTES = 1024
+CELLS, _CELL_BYTES = 4096, 1024
 _AT_ONCE = 64  # cells for which the disk gives blocks together
 _CELLS_AT = _HEAD_BYTES + MEMBERS * MEMBER_BYTES
 _FILE_BYTES = _CELLS_AT + CELLS * _CELL_BYTES
@@ -72,6 +71,7 @@ class ConsumerTable:
             disk.allocate_head(path, _FILE_BYTES, _CELLS_AT + _AT_ONCE * _CELL_BYTES)
             self._map = disk.open_map(path, _FILE_BYTES)
             self._words = self._map.words
+            self.flush: Callable[[], None] = self._map.sync  # all of it; raises SyncFailed
             self._reading = threading.Lock()
             self._known: dict[Name, int] = {}
             self._read, self._renamed_then = 0, self._words[_RENAMED]  # cells whose names are known, and since when

@@ -140,7 +140,7 @@ class Positions:
         """Put a group back or forward, in one queue or in all; returns the new positions.
 
         An int is a queue offset. Consumers at work notice within a second and go on from there; what they acknowledge
-        of the time before counts no more.
+        of the time before counts no more. It is on disk then. Raises StoreFull, SyncFailed.
         """
         self.begin(group, topic, Start())
         new: dict[int, int] = {}
@@ -152,4 +152,5 @@ class Positions:
             with self.cells.lock:
                 self.cells.set_position(cell, new[one])
         self.exchange.export(at_once=True)
+        self.cells.flush()  # a power cut may have left a later position in the cell, which goes before the export
         return new
