@@ -33,6 +33,7 @@ from broker.database.ledger_identity import Execute, Observed, observe
 from broker.database.statements import Sql
 from broker.database.tables import IN_TRANSACTIONS, make_tables, make_tables_async
 from broker.enlisting.ledger_key import KEY_SIZE, LEDGER_KEY
+from broker.enlisting.search_path import go_home, is_elsewhere, using
 from broker.errors import BrokerError, TransactionError, shown
 from broker.log_fields import event
 from broker.transaction.events import TransactionState
@@ -250,12 +251,16 @@ def _is_in_memory(url: URL) -> bool:
 
 
 def _transactions(engine: Engine) -> Transaction:
-    """What begins transactions of an engine."""
+    """What begins transactions of an engine: where a new connection does, wherever its pool's were left."""
 
     @contextlib.contextmanager
     def transaction() -> Iterator[Execute]:
         with engine.begin() as connection:
-            yield executor(connection)
+            execute = executor(connection)
+            if engine.dialect.name == "postgresql" and is_elsewhere(execute):
+                go_home(execute)
+            with using(connection, engine.url.database):
+                yield execute
 
     return transaction
 

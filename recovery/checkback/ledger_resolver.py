@@ -33,6 +33,7 @@ from broker.database.ledger_identity import Execute
 from broker.enlisting.ledger_key import KEY_SIZE, LEDGER_KEY, key_time_ms
 from broker.ledger import COMMITTED, ROLLED_BACK, Ledger, executor
 from broker.transaction.service import Half
+from recovery.checkback.ledgers.borrowed import begun, borrowed, limit_waiting
 from recovery.checkback.ledgers.database_errors import answer, place
 from recovery.checkback.ledgers.proof import Evidence, WrongLedger, prove
 from recovery.checkback.protocol import NOTHING_DECIDED, Answer, Outcome, Question
@@ -41,11 +42,9 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 LOCK_TIMEOUT_MS = 100
-_STATEMENT_TIMEOUT_MS = 10_000
 _WAITING_S = 5.0
 _DECIDING_S = 30.0  # for missing rows, one by one: half of time_limit.LEDGER_WITHIN_S
 _BATCH = 500  # keys in one SELECT: any database takes so many parameters
-_MYSQL = ("mysql", "mariadb")
 _CONNECT_ATTEMPTS = 3  # a database that restarts, or a proxy that has just lost one
 _CONNECT_WAIT_S = 0.5
 
@@ -135,7 +134,7 @@ class LedgerResolver:
 
         @contextmanager
         def transaction() -> Iterator[Execute]:
-            with connection.begin():
+            with begun(connection):
                 yield executor(connection)
 
         self._proved = prove(transaction, self._ledger, self._evidence).binding_id
@@ -152,7 +151,7 @@ class LedgerResolver:
             with self._connection() as connection:
                 if _binding(half) and (binding_id := self._prove(connection)) != _binding(half):
                     return _of_another(_binding(half), binding_id)
-                with connection.begin():
+                with begun(connection):
                     found = connection.execute(
                         select(rows.state, rows.decided_by).where(rows.ledger_key == key)
                     ).first()
@@ -202,7 +201,7 @@ class LedgerResolver:
         yes = Answer(Outcome.COMMITTED, "its ledger row is there")
         for start in range(0, len(keys), _BATCH):
             wanted = rows.ledger_key.in_(keys[start : start + _BATCH])
-            with connection.begin():
+            with begun(connection):
                 committed = connection.execute(select(rows.ledger_key).where(wanted, rows.state == COMMITTED))
                 found.update((key, yes) for (key,) in committed)
         return found
@@ -226,8 +225,8 @@ class LedgerResolver:
         ledger, outcome = self._ledger, _OUTCOMES[state]
         row = {"ledger_key": key, "state": state, "producer_group": group, "store_id": self._store_id}
         try:
-            with connection.begin():
-                self._limit_waiting(connection)
+            with begun(connection):
+                limit_waiting(connection, self._lock_timeout_ms)
                 connection.execute(ledger.rows.insert(), {**row, "decided_by": by[:255]})
                 if (key_time_ms(key) or 0) < self._mark(connection):
                     raise _BelowMark
@@ -246,7 +245,7 @@ class LedgerResolver:
         rows = [{"ledger_key": key, "producer_group": group, **row} for key, group in groups.items()]
         oldest_ms = min(-1 if (made := key_time_ms(key)) is None else made for key in groups)
         try:
-            with connection.begin():
+            with begun(connection):
                 connection.execute(self._ledger.rows.insert(), rows)
                 if oldest_ms < self._mark(connection):
                     raise _BelowMark
@@ -274,7 +273,7 @@ class LedgerResolver:
     def _standing(self, connection: Connection, key: str) -> Answer:
         """What a row says, in a new transaction: the one that met it must not answer, since it may see the past."""
         rows = self._ledger.rows.c
-        with connection.begin():
+        with begun(connection):
             found = connection.execute(select(rows.state, rows.decided_by).where(rows.ledger_key == key)).first()
         if found is None:
             return Answer(Outcome.RUNNING, "its ledger row came and went")
@@ -284,15 +283,11 @@ class LedgerResolver:
     def _connection(self) -> Iterator[Connection]:
         """A connection that reads what is committed now and waits for no lock for long."""
         level = "SERIALIZABLE" if self._ledger.dialect == "sqlite" else "READ COMMITTED"
-        with self._connected().execution_options(isolation_level=level) as connection:
-            restore = self._limit_session(connection)
-            try:
-                yield connection
-            finally:
-                if restore and not connection.invalidated and not connection.closed:
-                    connection.rollback()
-                    connection.exec_driver_sql(restore)
-                    connection.rollback()
+        with (
+            self._connected().execution_options(isolation_level=level) as connection,
+            borrowed(connection, self._ledger, self._lock_timeout_ms),
+        ):
+            yield connection
 
     def _connected(self) -> Connection:
         """A connection. What is briefly away is asked again; a SQLite file that is not there is not made."""
@@ -304,27 +299,6 @@ class LedgerResolver:
             reraise=True,
         )
         return again(self._ledger.engine.connect)
-
-    def _limit_session(self, connection: Connection) -> str:
-        """Limits that these databases know for a connection only; returns what puts the old ones back."""
-        if self._ledger.dialect == "sqlite":
-            before = connection.exec_driver_sql("PRAGMA busy_timeout").scalar()
-            connection.exec_driver_sql(f"PRAGMA busy_timeout = {int(self._lock_timeout_ms)}")
-            connection.rollback()
-            return f"PRAGMA busy_timeout = {int(before or 0)}"
-        if self._ledger.dialect in _MYSQL:
-            before = connection.exec_driver_sql("SELECT @@innodb_lock_wait_timeout").scalar()
-            connection.exec_driver_sql(f"SET innodb_lock_wait_timeout = {max(1, self._lock_timeout_ms // 1000)}")
-            connection.rollback()
-            return f"SET innodb_lock_wait_timeout = {int(before or 50)}"
-        return ""
-
-    def _limit_waiting(self, connection: Connection) -> None:
-        """Limits that end with the transaction."""
-        if self._ledger.dialect == "postgresql":
-            lock, statement = f"{self._lock_timeout_ms}ms", f"{_STATEMENT_TIMEOUT_MS}ms"
-            limits = f"set_config('lock_timeout', '{lock}', true), set_config('statement_timeout', '{statement}', true)"
-            connection.exec_driver_sql(f"SELECT {limits}")
 
     def expire(self, before_ms: int) -> int:
         """Remove the rows whose keys were made before a time, and remember that time; returns how many went.
@@ -338,7 +312,7 @@ class LedgerResolver:
 
         rows, marks = self._ledger.rows, self._ledger.marks
         low_key = f"{max(0, before_ms):012x}".ljust(KEY_SIZE, "0")
-        with self._ledger.engine.begin() as connection:
+        with self._connected() as connection, borrowed(connection, self._ledger), begun(connection):
             known = connection.execute(
                 select(marks.c.low_water_ms).where(marks.c.store_id == self._store_id).with_for_update()
             ).scalar()

@@ -100,3 +100,29 @@ def test_keys_below_the_mark_get_no_tombstone(ledger: Ledger, count: int) -> Non
     assert answers[late].outcome is Outcome.ROLLED_BACK, "the mark itself is not below it"
     with ledger.engine.connect() as after:
         assert [row.ledger_key for row in after.execute(ledger.rows.select())] == [late]
+
+
+_LEFT = {
+    "postgresql": ("CREATE SCHEMA elsewhere", "SET search_path TO elsewhere", "SELECT current_setting('search_path')"),
+    "mariadb": ("CREATE DATABASE elsewhere", "USE elsewhere", "SELECT DATABASE()"),
+}
+
+
+def test_a_connection_that_the_application_left_elsewhere_is_asked_where_the_ledger_is(ledger: Ledger) -> None:
+    """In a thread of the application check-back has its pool: it decided nothing until the connection was gone."""
+    if ledger.dialect not in _LEFT:
+        pytest.skip("SQLite's connections go nowhere")
+    made, moved, place = _LEFT[ledger.dialect]
+    with ledger.engine.connect() as connection:
+        connection.exec_driver_sql(made)
+        connection.exec_driver_sql(moved)
+        connection.commit()
+    resolver = resolver_of(ledger, STORE_ID)  # a producer that opens meanwhile binds the ledger in its own place, too
+    keys = [new_key(1_700_000_000_000), new_key(1_700_000_000_000)]
+    answers = resolver.answers(dict.fromkeys(keys, "shop"))
+    assert [one.outcome for one in answers.values()] == [Outcome.ROLLED_BACK] * 2
+    assert resolver.expire(1) == 0
+    with ledger.engine.connect() as connection:
+        assert connection.exec_driver_sql(place).scalar() == "elsewhere"  # as the application left it
+        connection.exec_driver_sql(f"DROP {made.split()[1]} elsewhere")
+        connection.commit()
