@@ -10,8 +10,7 @@ import os
 import signal
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor as Pool
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
@@ -30,6 +29,7 @@ from recovery.pipeline.store_location import StoreLocation
 from recovery.pipeline.transaction_files import TransactionFiles, write_transaction_files
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
+_LOOK_S = 1.0
 
 
 def write_transactions(
@@ -58,7 +58,7 @@ def _have_semaphores() -> bool:
 
 
 @contextmanager
-def workers(count: int) -> Iterator[Pool]:
+def workers(count: int) -> Iterator[ProcessPoolExecutor]:
     """Processes that start empty: a fork of a process with threads may hang. They end with the work, however it ends.
 
     An interrupt is for this process alone, which ends them: they would each print a traceback, or go on with the rest.
@@ -90,7 +90,7 @@ def _end_of_results(pool: ProcessPoolExecutor) -> None:
         results._writer.close()  # type: ignore[attr-defined] # noqa: SLF001
 
 
-def _run_in(pool: Pool, function: Callable[..., Any], *arguments: Sequence[Any]) -> Iterator[Any]:
+def _run_in(pool: ProcessPoolExecutor, function: Callable[..., Any], *arguments: Sequence[Any]) -> Iterator[Any]:
     """What `pool.map` returns, but that nothing is cancelled: a pool whose processes were ended fails over that.
 
     To submit starts processes: one that is interrupted before it has got its work prints a traceback. So they start
@@ -98,7 +98,23 @@ def _run_in(pool: Pool, function: Callable[..., Any], *arguments: Sequence[Any])
     """
     with interrupts_later(), _blocked(signal.SIGINT):
         begun = deque(pool.submit(function, *one) for one in zip(*arguments, strict=True))
-    return (begun.popleft().result() for _ in range(len(begun)))
+    return (_result(begun.popleft(), pool) for _ in range(len(begun)))
+
+
+def _result(task: Future[Any], pool: ProcessPoolExecutor) -> Any:
+    """What a task returned. Raises BrokenProcessPool when a process of the pool was ended, within a result, too.
+
+    The pool looks for processes that ended, but not while it waits for the other half of a result: then we do.
+    """
+    while not task.done():
+        wait([task], timeout=_LOOK_S)
+        processes = list((pool._processes or {}).values())  # noqa: SLF001 - there is no other way to them
+        if not task.done() and not all(one.is_alive() for one in processes):
+            for one in processes:
+                one.terminate()
+            _end_of_results(pool)
+            break
+    return task.result()
 
 
 @contextmanager

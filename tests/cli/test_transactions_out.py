@@ -154,6 +154,18 @@ def test_a_process_that_the_system_ends_is_no_defect() -> None:
         killed()
 
 
+def test_a_process_that_is_killed_within_a_large_result_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pool waited for the other half of it, and another process for its turn to write: without end."""
+    monkeypatch.setattr(in_memory, "_LOOK_S", 0.1)
+
+    def killed() -> None:
+        with in_memory.workers(2) as pool:
+            list(in_memory._run_in(pool, _dies_within_its_result, [None, None]))
+
+    with pytest.raises(BrokerError, match=r"was ended from outside, .* Run it again"):
+        killed()
+
+
 def test_processes_start_without_ctrl_c() -> None:
     """A terminal sends it to them, too, and one that was still loading printed a traceback."""
     with in_memory.workers(1) as pool:
@@ -161,6 +173,15 @@ def test_processes_start_without_ctrl_c() -> None:
     assert signal.SIGINT in masks
     assert signal.SIGTERM not in masks, "which ends them"
     assert signal.SIGINT not in _blocked_signals(None)
+
+
+def _dies_within_its_result(_nothing: None) -> bytes:
+    def half(connection: Connection, _content: bytes) -> None:
+        os.write(connection.fileno(), (1 << 20).to_bytes(4, "big") + b"half of it")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    Connection.send_bytes = half  # type: ignore[method-assign, assignment]
+    return b""
 
 
 def _dies(_nothing: None) -> None:
