@@ -73,7 +73,7 @@ class OffsetExport:
                     self._cells.set_position(cell, min(exported_position, self._queue_end(topic, queue_id)))
         for foreign, name, word in ((offsets, _OFFSETS, EXPORTED_OFFSETS), (delays, _DELAYS, EXPORTED_DELAYS)):
             if foreign:
-                self._remember(word, crc32(self._read(name)))
+                self._remember(word, self._read(name))
         return offsets or delays
 
     def clamp(self) -> None:
@@ -163,8 +163,7 @@ class OffsetExport:
 
     def _note(self, name: str, word: int, raw: bytes) -> None:
         """Both count as ours: we may be killed before or after the rename, or lack room. Under the cells' lock."""
-        self._remember(word, crc32(self._read(name)))
-        self._remember(word, crc32(raw))
+        self._remember(word, self._read(name), raw)
 
     def _write(self, name: str, raw: bytes) -> None:
         path = self._path(name)
@@ -173,10 +172,9 @@ class OffsetExport:
             self._disk.write_file(f"{path}.bak", self._disk.read(path))
         self._disk.write_file(path, raw)
 
-    def _remember(self, word: int, crc: int) -> None:
-        """The CRC of what was written last and, above it, of what was written before that."""
-        before = self._cells.head(word) & _CRC
-        self._cells.set_head(word, before << 32 | crc)
+    def _remember(self, word: int, there: bytes, next_one: bytes = b"") -> None:
+        """The CRC of what takes the place of the file and, above it, of what is there: however often that fails."""
+        self._cells.set_head(word, crc32(there) << 32 | crc32(next_one or there))
 
     def _is_foreign(self, name: str, word: int) -> bool:
         raw, ours = self._read(name), self._cells.head(word)
