@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar, cast
 from broker.enlisting.enlistment import Enlistment
 from broker.enlisting.sqlalchemy_rows import in_transaction, is_rolled_back_by
 from broker.enlisting.targets import in_a_thread
+from broker.enlisting.transaction_words import RELEASES, SETS_SAVEPOINT
 from broker.errors import TransactionError
 from broker.ledger import Ledger
 
@@ -91,6 +92,7 @@ _savepoint_numbers = itertools.count(1)
 _gone: weakref.WeakSet[NestedTransaction] = weakref.WeakSet()  # from the database
 _begun: weakref.WeakSet[RootTransaction] = weakref.WeakSet()  # of those on SQLite, in which something was written
 _in_autocommit: weakref.WeakSet[RootTransaction] = weakref.WeakSet()  # of those on SQLite, that set a savepoint
+_of_savepoint: weakref.WeakSet[RootTransaction] = weakref.WeakSet()  # of those on SQLite, that began with one in SQL
 _undone: weakref.WeakSet[RootTransaction] = weakref.WeakSet()  # for an error, with what was written before a first send
 
 
@@ -117,6 +119,20 @@ def note_autocommit(connection: Connection) -> None:
 def is_in_autocommit(connection: Connection) -> bool:
     """Whether `note_autocommit` was called for the connection's transaction."""
     return connection.get_transaction() in _in_autocommit
+
+
+def is_only_a_release(connection: Connection, statement: str) -> bool:
+    """Whether a statement on a savepoint, which was set in SQL, releases it, and ends no transaction.
+
+    On SQLite the RELEASE of a savepoint that began the transaction is a COMMIT. What is set there first is noted here.
+    """
+    root = connection.get_transaction()
+    if RELEASES.match(statement):
+        return root not in _of_savepoint
+    is_set = root is not None and connection.dialect.name == "sqlite" and SETS_SAVEPOINT.match(statement)
+    if is_set and in_transaction(connection) is False:
+        _of_savepoint.add(cast("RootTransaction", root))
+    return False
 
 
 def note_error(connection: Connection, error: BaseException) -> None:

@@ -31,6 +31,7 @@ from broker.enlisting.sqlalchemy_enlistments import (
     SessionEnlistment,
     check_still_open,
     end_savepoint,
+    is_only_a_release,
     note_autocommit,
     note_commit,
     note_error,
@@ -342,7 +343,7 @@ def _on_statement(
     if root is not None and root in _guarded and in_transaction(connection) is False:
         _ended_unseen.add(root)
     words = ending(connection.dialect.name, statement)
-    if not words:
+    if not words or is_only_a_release(connection, statement):
         return statement, parameters
     if enlistment is not None and enlistment.is_open and not enlistment.is_stale(connection):
         raise TransactionError(

@@ -8,6 +8,7 @@ _FLAGS = re.IGNORECASE | re.DOTALL
 _COMMENTS = r"(?:\s|--[^\n]*\n|/\*.*?\*/)*"
 _ENDS = (  # with a savepoint that SQLAlchemy did not set: its own have names of one kind
     r"COMMIT|END|ABORT|PREPARE\s+TRANSACTION|SAVEPOINT(?!\s+\W?sa_savepoint_)"
+    r"|RELEASE(?!\s+(?:SAVEPOINT\s+)?\W?sa_savepoint_)"
     r"|ROLLBACK(?!\s+(?:WORK\s+|TRANSACTION\s+)?TO\s+(?:SAVEPOINT\s+)?\W?sa_savepoint_)"
 )
 # MySQL and MariaDB execute what stands in a comment with "!".
@@ -25,6 +26,8 @@ _ENDING_ON_MYSQL = re.compile(
     rf"{_MYSQL_COMMENTS}(?:{_MYSQL_WITHIN}{_MYSQL_COMMENTS})*(?:{_ENDS}|{_MYSQL_COMMITS})\b", _FLAGS
 )
 IN_PARTS = re.compile(_COMMENTS + r"(?:SAVEPOINT|ROLLBACK\s+(?:WORK\s+|TRANSACTION\s+)?TO)\b", _FLAGS)
+SETS_SAVEPOINT = re.compile(rf"{_COMMENTS}SAVEPOINT\b", _FLAGS)
+RELEASES = re.compile(rf"{_COMMENTS}RELEASE\b", _FLAGS)
 
 
 def ending(dialect: str, statement: str) -> str:

@@ -348,3 +348,17 @@ def a_savepoint_in_sql(desk: Desk) -> None:
             with pytest.raises(TransactionError, match="begin_nested"):
                 session.execute(text(words))
         session.commit()
+
+
+@cases.there(1)
+def a_savepoint_in_sql_before_the_send(desk: Desk) -> None:
+    """Its release ends no transaction. On SQLite, where it began one, it is a COMMIT, and is refused."""
+    with Session(desk.engine) as session:
+        session.execute(text("SAVEPOINT mine"))
+        desk.buy(session, 1)
+        if desk.engine.dialect.name == "sqlite":
+            with pytest.raises(TransactionError, match="begin_nested"):
+                session.execute(text("RELEASE SAVEPOINT mine"))
+        else:
+            session.execute(text("RELEASE SAVEPOINT mine"))
+        session.commit()
