@@ -6,6 +6,7 @@ check-back.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import weakref
 from collections.abc import Callable, Iterator
@@ -197,6 +198,16 @@ def check_still_open(enlistment: SessionEnlistment, connection: Connection, *, r
             "the transaction was ended by a COMMIT or ROLLBACK that went past the session: roll the session back, and "
             "end transactions by session.commit() and session.rollback() alone"
         )
+
+
+def invalidate_unfinished(connection: Connection, error: BaseException) -> None:
+    """After a COMMIT that failed in a listener: what it left open is not for the next transaction to commit.
+
+    SQLAlchemy does the same after its own COMMIT, where that was interrupted, and sends no ROLLBACK after either.
+    """
+    with contextlib.suppress(Exception):
+        if not isinstance(error, Exception) or in_transaction(connection) is not False:
+            connection.invalidate(error)
 
 
 def savepoint_of(connection: Connection) -> int | None:

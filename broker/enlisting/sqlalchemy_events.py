@@ -31,6 +31,7 @@ from broker.enlisting.sqlalchemy_enlistments import (
     SessionEnlistment,
     check_still_open,
     end_savepoint,
+    invalidate_unfinished,
     is_only_a_release,
     note_autocommit,
     note_commit,
@@ -267,6 +268,7 @@ def _commit(connection: Connection, enlistment: SessionEnlistment) -> None:
         connection.dialect.do_commit(connection.connection)
     except BaseException as error:
         enlistment.leave("COMMIT failed")
+        invalidate_unfinished(connection, error)
         if isinstance(error, Exception):
             raise unknown_outcome(error) from error
         raise
@@ -322,10 +324,7 @@ def _on_rollback_savepoint(connection: Connection, name: str, _context: None) ->
 
 
 def _on_sqlite_savepoint(connection: Connection, _name: str | None) -> None:
-    """Python's driver begins no transaction before a savepoint, and the RELEASE of an outermost one commits.
-
-    In AUTOCOMMIT it shall: behind a BEGIN of ours nobody would commit.
-    """
+    """Python's driver begins nothing before it, and an outermost RELEASE commits, as it shall in AUTOCOMMIT."""
     if checks.is_autocommit(connection):
         note_autocommit(connection)
     elif in_transaction(connection) is False:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from sqlalchemy import Connection, create_engine, event, exc, text
@@ -16,7 +17,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import StaticPool
 
 from broker.enlisting.sqlalchemy_events import _on_commit
-from broker.errors import StoreError, TransactionError
+from broker.errors import StoreError, TransactionError, UnknownOutcome
 from broker.ledger import Ledger
 from tests.producer.desk import Base, Desk, Kind, desk_of
 
@@ -104,6 +105,23 @@ def test_a_connection_that_goes_on_does_not_commit_what_was_stopped(desk: Desk, 
             desk.buy(connection, 2)
             connection.commit()
     assert desk.judge() == (({2}, {2}) if rolls_back else (set(), set()))
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, TimeoutError])
+def test_a_connection_does_not_commit_what_was_stopped_in_the_driver(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, stop: type[BaseException]
+) -> None:
+    """The driver has its transaction still open."""
+    with desk.engine.connect() as connection:
+        desk.buy(connection, 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(desk.engine.dialect, "do_commit", Mock(side_effect=stop))
+            with pytest.raises((KeyboardInterrupt, UnknownOutcome)):
+                connection.commit()
+        connection.rollback()
+        desk.buy(connection, 2)
+        connection.commit()
+    assert desk.judge() == ({2}, {2})
 
 
 def test_a_listener_behind_ours_that_raises_once_a_connection_has_committed_takes_nothing_back(desk: Desk) -> None:
