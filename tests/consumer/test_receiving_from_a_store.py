@@ -59,6 +59,27 @@ def test_a_member_that_is_silent_for_too_long_loses_its_queues_and_its_say(
             assert other.positions()["orders", 0] == 1
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_member_that_was_silent_for_too_long_hands_out_nothing_that_it_had_read(
+    checkback_store: LiveStore, monkeypatch: pytest.MonkeyPatch, *, ordered: bool
+) -> None:
+    """Another one went on in its queues: it would process an older message behind a newer one."""
+    for number in range(8):
+        checkback_store.append(broker.Message("orders", b"%d" % number), queue_id=number % 4)
+    with checkback_store.consumer("billing", "orders", ordered=ordered) as hung:
+        bodies(hung, 4)
+        hung._keeper._stop.set()  # its thread stands still, as in a process that is stopped
+        hung._keeper._thread.join()
+        hung._positions.cells.beat(hung._member.place, 0)
+        monkeypatch.setattr("broker.consuming.group.membership.SILENT_MS", 1000)
+        with checkback_store.consumer("billing", "orders", ordered=ordered) as other:
+            assert sorted(bodies(other, 4)) == ["4", "5", "6", "7"]
+            assert hung.receive_now() is None
+        hung._keeper.tick()
+        checkback_store.append(broker.Message("orders", b"8"))
+        assert bodies(hung, 1) == ["8"]
+
+
 def test_a_consumer_that_was_dropped_leaves_its_group(
     checkback_store: LiveStore, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -144,6 +144,7 @@ class Leases:
         self._held.pop(lease.cell, None)
         self._hands = {at: hand for at, hand in self._hands.items() if hand.lease is not lease}
         self._turn = list(self._held.values())
+        self._before = [kept for kept in self._before if kept is not lease]
 
     def release(self) -> None:
         """Give every queue back: what is in hand is delivered again, by the next owner."""
@@ -170,11 +171,12 @@ class Leases:
             for lease in self._before:
                 if (found := self._from(lease, readable_end, now_ms)) is not None:
                     return found
-            for step in range(len(self._turn)):
-                lease = self._turn[(self._next + step) % len(self._turn)]
+            turn = self._turn  # a lease that is found to be lost makes another list
+            for step in range(len(turn)):
+                lease = turn[(self._next + step) % len(turn)]
                 found = self._from(lease, readable_end, now_ms)
                 if found is not None:
-                    self._next = (self._next + step + 1) % len(self._turn)
+                    self._next = (self._next + step + 1) % len(turn)
                     return found
         return None
 
@@ -184,6 +186,9 @@ class Leases:
         if now_ms < lease.not_before_ms:
             return None
         if not lease.ready and (lease.seen_end == readable_end or not self._fill(lease, readable_end)):
+            return None
+        if self._cells.fence(lease.cell) != lease.fence:  # while we hung another member had the queue, or it was reset
+            self._drop(lease)
             return None
         queue_offset, message = lease.ready.popleft()
         lease.in_hand += 1
