@@ -125,7 +125,7 @@ def check_connection(connection: Connection, ledger: Ledger) -> None:
     if isinstance(connection.get_transaction(), TwoPhaseTransaction):
         raise TransactionError("the connection is in a two-phase transaction: send in a plain one, connection.begin()")
     _check_autocommit(connection)
-    _check_translation(connection, ledger)
+    _check_translation(ledger)
     if connection.dialect.name == "sqlite":
         _check_file(check_attached(partial(_rows_of_driver, connection)), connection.engine, ledger)
 
@@ -196,15 +196,18 @@ def _rows_of_driver(connection: Connection, statement: str) -> list[Any]:
         return list(cursor.fetchall())
 
 
-def _check_translation(connection: Connection, ledger: Ledger) -> None:
-    """A schema_translate_map must not move the ledger's table: check-back knows nothing of it."""
-    translated = connection.get_execution_options().get("schema_translate_map") or {}
+def _check_translation(ledger: Ledger) -> None:
+    """The ledger's own engine must not move its table: the row goes where the ledger says, check-back would not.
+
+    A schema_translate_map of a session or a connection moves the application's tables, and no row.
+    """
+    translated = ledger.session_engine.get_execution_options().get("schema_translate_map") or {}
     schema = ledger.rows.schema
     if schema in translated and translated[schema] != schema:
         raise TransactionError(
-            f"the schema_translate_map moves the ledger's table from schema {schema!r} to {translated[schema]!r}, "
-            f"where check-back does not look: name the schema, Ledger(engine, schema={translated[schema]!r}), one "
-            "ledger and one producer for each tenant"
+            f"the schema_translate_map of the ledger's engine moves its table from schema {schema!r} to "
+            f"{translated[schema]!r}: give the ledger an engine without it, and name the schema where it is, "
+            f"Ledger(engine, schema={translated[schema]!r}), one ledger and one producer for each tenant"
         )
 
 

@@ -215,18 +215,6 @@ def a_savepoint_of_an_outer_transaction(desk: Desk, stack: ExitStack) -> Session
     return Session(connection, join_transaction_mode="create_savepoint")
 
 
-@refused("schema_translate_map")
-def another_schema_for_an_engine(desk: Desk, _stack: ExitStack) -> Session:
-    return Session(desk.engine.execution_options(schema_translate_map={None: "tenant_a"}))
-
-
-@refused("schema_translate_map")
-def another_schema_for_a_session(desk: Desk, _stack: ExitStack) -> Session:
-    session = Session(desk.engine)
-    session.connection(execution_options={"schema_translate_map": {None: "tenant_a"}})
-    return session
-
-
 @refused("search_path", ("postgresql",))
 def a_search_path(desk: Desk, stack: ExitStack) -> Session:
     _tenant(desk)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import psycopg
 import pytest
@@ -76,6 +77,30 @@ def test_what_is_chosen_behind_the_send_moves_no_row(store: LiveStore, shop: Eng
             session.execute(text(f"SET LOCAL {how} TO {role}"))
         session.commit()
     check_delivered(store)
+
+
+@pytest.mark.parametrize("of_engine", [True, False])
+def test_one_ledger_for_the_schemas_of_all_tenants(store: LiveStore, shop: Engine, *, of_engine: bool) -> None:
+    """A schema_translate_map moves the application's tables, and was refused: the row goes where it always does."""
+    role, ledger = f"clerk_{shop.url.database}", Ledger(shop)
+    producer = store.producer("shop", topics=["orders"], ledger=ledger)
+    options: dict[str, Any] = {"schema_translate_map": {None: role}}
+    with Session(shop.execution_options(**options) if of_engine else shop) as session:
+        session.connection(execution_options={} if of_engine else options)
+        with session.begin_nested():
+            producer.send(MESSAGE, session)
+        session.commit()
+    check_delivered(store)
+    with shop.connect() as connection:
+        assert len(connection.execute(ledger.rows.select()).all()) == 1
+
+
+def test_a_ledger_whose_own_engine_moves_its_table_is_refused(store: LiveStore, shop: Engine) -> None:
+    """Check-back would read the table there, and the row goes to the other one."""
+    moved = Ledger(shop.execution_options(schema_translate_map={None: f"clerk_{shop.url.database}"}))
+    producer = store.producer("shop", topics=["orders"], ledger=moved)
+    with Session(shop) as session, pytest.raises(TransactionError, match="of the ledger's engine moves its table"):
+        producer.send(MESSAGE, session)
 
 
 def test_a_role_that_a_connection_takes_behind_the_send_moves_no_row(store: LiveStore, shop: Engine) -> None:
