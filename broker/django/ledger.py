@@ -8,6 +8,7 @@ Check-back reads the same tables through SQLAlchemy, with the settings of the sa
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -32,6 +33,11 @@ _DJANGOS_OPTIONS = {  # of OPTIONS, what Django takes for itself and the driver 
     "assume_role", "init_command", "isolation_level", "pool", "prepare_threshold", "server_side_binding",
     "transaction_mode",
 }  # fmt: skip
+
+_IN_TEST_CASE = (
+    "a message was sent in no transaction.atomic() but that of the TestCase itself: anywhere else this is refused. "
+    "Send inside transaction.atomic(), or set ATOMIC_REQUESTS"
+)
 
 
 class DjangoLedger(Ledger):
@@ -123,6 +129,8 @@ class DjangoTransaction(JoinableTransaction):
                 f"{where} is in manual transaction management (set_autocommit(False)), where atomic() does not commit"
             )
             raise TransactionError(f"{text}: turn autocommit on, and send inside transaction.atomic()")
+        if all(getattr(block, "_from_testcase", False) for block in connection.atomic_blocks):  # as Django's `durable`
+            warnings.warn(_IN_TEST_CASE, RuntimeWarning, stacklevel=2)
         if str(connection.settings_dict["NAME"]) != self._database:
             text = (
                 f"the ledger was made for {self._database!r}, and {where} is {connection.settings_dict['NAME']!r} now"

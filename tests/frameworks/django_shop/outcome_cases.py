@@ -97,6 +97,11 @@ class InTestCase(TestCase):
         assert announced() == self.before
         assert in_doubt() == before + 1
 
+    def test_a_send_outside_atomic_is_not_hidden_by_the_block_of_the_test(self) -> None:
+        """It passed in each TestCase, and was refused in production."""
+        with pytest.warns(RuntimeWarning, match="anywhere else this is refused"):
+            order("phone")
+
     def test_captured_callbacks_deliver(self) -> None:
         with self.captureOnCommitCallbacks(execute=True), transaction.atomic():
             order("phone")
