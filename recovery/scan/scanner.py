@@ -60,6 +60,9 @@ class Scan:
         None
     )  # sees each window in order, mostly in another thread, while the batch before is used
     damages: list[Damage] = field(default_factory=list)
+    ended: set[str] = field(
+        default_factory=set
+    )  # segments that were read up to their end: what is behind holds nothing
     expired: list[str] = field(default_factory=list)  # segments that were removed before they were read
     end_offset: int = 0
 
@@ -115,6 +118,8 @@ class Scan:
             if more:
                 continue
             if step.stop is Stop.BLANK or step.stop is Stop.FULL:
+                if segment.size <= self.segment_size:
+                    self.ended.add(segment.path)
                 return
             at, need = self._past_damage(segment, at, step.stop), self.window_bytes
 

@@ -115,7 +115,9 @@ class Pending:
             for records in scan:
                 tracker.add(records)
                 unsound = [*unsound, *self._unsound(records)][:1]
-            self.damages = [*scan.damages, *unsound]
+            # A file that was cut behind its blank lacks zeros, and no end.
+            cut = [one for one in scan.damages if not (one.kind == "segment-size" and one.file in scan.ended)]
+            self.damages = [*cut, *unsound]
             self.generation, self.end_offset = tracker.generation, scan.end_offset
             for outcomes in tracker.outcomes():
                 self._keep(outcomes, places)

@@ -69,6 +69,22 @@ def test_the_end_of_the_log_cannot_be_read(tmp_path: Path, capsys: pytest.Captur
     assert {path: path.stat().st_mtime_ns for path in store.rglob("*")} == before
 
 
+def test_a_segment_that_lacks_only_zeros_behind_its_blank_lacks_no_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a copy that trims files leaves it: `pending` said that ends may be lost there."""
+    store = long_store(tmp_path)
+    first, *_ = segments(store)
+    used = len(first.read_bytes().rstrip(b"\0"))  # up to the magic of the blank
+    os.truncate(first, used)
+    (cause,) = json.loads(run(capsys, "verify", store, "--json").out)["causes"]
+    assert cause["kind"] == "segment-size"
+    assert run(capsys, "pending", store).code == 0
+    os.truncate(first, used - 1)
+    ran = run(capsys, "pending", store)
+    assert (ran.code, len(ran.err.splitlines())) == (4, 1)
+
+
 def test_an_end_that_fails_its_crc_may_be_any_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One bit made a commit a plain message: its transaction was delivered, and is listed as in doubt."""
     store = tmp_path / "store"
