@@ -61,11 +61,14 @@ def state_directory(path: str) -> str:
     paths = Paths(path)
     if os.path.exists(paths.store_json):
         return paths.own
-    home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    base = os.environ.get("CHECKBACK_STATE") or os.path.join(home, "checkback")
     real = os.path.realpath(path)
     name = f"{os.path.basename(real)}-{hashlib.sha256(real.encode()).hexdigest()[:16]}"
-    return os.path.join(base, "stores", name)
+    return os.path.join(_state_home(), "stores", name)
+
+
+def _state_home() -> str:
+    home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return os.environ.get("CHECKBACK_STATE") or os.path.join(home, "checkback")
 
 
 @contextlib.contextmanager
@@ -73,7 +76,8 @@ def spark_for(engine: str, master: str | None, conf: Mapping[str, str] | None = 
     """The Spark session that a piece of work runs in, stopped after it; None where the local engine does it.
 
     `engine` is local, spark, or auto: Spark where `master` names one and a session starts there, else the local engine,
-    with a warning. Raises SparkNotReady when the engine must be Spark and cannot, BrokerError for another engine.
+    with a warning. The local engine also takes what comes while another task's Spark has this machine (`local[*]`).
+    Raises SparkNotReady when the engine must be Spark and cannot, BrokerError for another engine.
     """
     if engine not in ENGINES:
         raise BrokerError(f"engine cannot be {engine!r:.40}: it is one of {', '.join(ENGINES)}")
@@ -84,6 +88,10 @@ def spark_for(engine: str, master: str | None, conf: Mapping[str, str] | None = 
 
     with contextlib.ExitStack() as stack:
         session: SparkSession | None = None
+        is_here = engine == "auto" and master is not None and master.startswith("local")
+        if is_here and not stack.enter_context(_machine_taken()):
+            yield None
+            return
         try:
             session = stack.enter_context(running(master or LOCAL_SPARK, config=conf))
         except SparkNotReady as error:
@@ -91,6 +99,28 @@ def spark_for(engine: str, master: str | None, conf: Mapping[str, str] | None = 
                 raise
             _log.warning("Spark is not used, the local engine does the work: %s", error, extra=event("spark-unused"))
         yield session
+
+
+@contextlib.contextmanager
+def _machine_taken() -> Iterator[bool]:
+    """Whether no other task had a Spark on this machine, so that this one may: none else gets one in this block.
+
+    Each would have a JVM of a gigabyte and all processors: as many as Airflow has slots.
+    """
+    directory = _state_home()
+    try:
+        _make_private(directory)
+        lease = AppendLock(os.path.join(directory, "local-spark"))
+    except (OSError, BrokerError):  # no place to say so
+        yield True
+        return
+    is_ours = lease.try_acquire()
+    try:
+        yield is_ours
+    finally:
+        if is_ours:
+            lease.release()
+        lease.close()
 
 
 def verified(path: str, spark: SparkSession | None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -20,7 +21,7 @@ from broker.ledger import Ledger
 from recovery.checkback.ledgers.proof import WrongLedger
 from recovery.jobs import rebuilding, recovering, tasks
 from recovery.jobs.checks import check_settings
-from recovery.jobs.setup import alone, last_report
+from recovery.jobs.setup import alone, last_report, spark_for
 from recovery.verify.verifier import verify
 from recovery.views.overview import overview
 from tests.jobs.shops import ANSWERS, LATE_MS, SMALL, bodies, in_child, killed_shop, park, shop, spoil_slot, tree
@@ -304,6 +305,21 @@ def test_auto_goes_on_without_spark_and_says_so(
         tasks.verify(path, now_ms=1, engine="spark", master="yarn")
     with pytest.raises(broker.BrokerError, match="engine cannot be 'sprak': it is one of auto, local, spark"):
         tasks.verify(path, now_ms=1, engine="sprak")
+
+
+def test_one_spark_at_a_time_has_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With Java, `checkback up` started one for each slot of Airflow: a JVM of a gigabyte and all processors, each."""
+    from recovery.spark import sessions
+
+    monkeypatch.setenv("CHECKBACK_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr(sessions, "running", lambda *_, **__: contextlib.nullcontext("a session"))
+    with spark_for("auto", "local[*]") as first, spark_for("auto", "local[2]") as second:
+        assert (first, second) == ("a session", None)
+        for engine, master in (("spark", "local[*]"), ("auto", "spark://host:7077")):  # who chose it; on other machines
+            with spark_for(engine, master) as other:
+                assert other is not None
+    with spark_for("auto", "local[*]") as again:
+        assert again is not None
 
 
 def test_a_report_that_cannot_be_kept_is_an_error_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
