@@ -333,19 +333,23 @@ class Server:
     # The other threads
 
     def _tick(self) -> None:
-        """Every 50 ms, as a consumer of this process does."""
+        """Every 50 ms, as a consumer of this process does. What fails holds up nothing else."""
         store, clients, positions = self.context.store, self.context.clients, self.context.positions
-        while not self._is_stopping.wait(_TICK_S):
-            try:
-                self._member.beat()
-                positions.keep(clients.clustered)
-                self.context.meet_siblings()
-                self._leftovers.finish()
-                positions.table.exchange.export()
-                self._schedule.deliver(store.writer.clock.now_ms())
-            except Exception as error:  # noqa: BLE001 - whatever it is, the next time may do
-                self.context.failed("background work", error)
-                self._is_stopping.wait(_LOOK_S)
+        steps: tuple[Callable[[], object], ...] = (
+            self._member.beat, partial(positions.keep, clients.clustered), self.context.meet_siblings,
+            self._leftovers.finish, lambda: self._schedule.deliver(store.writer.clock.now_ms()),
+            positions.table.exchange.export,
+        )  # fmt: skip
+        failures = dict[str, Exception]()  # by what they say: a store that was closed fails in each step
+        while not self._is_stopping.wait(_LOOK_S if failures else _TICK_S):
+            failures.clear()
+            for step in steps:
+                try:
+                    step()
+                except Exception as error:  # noqa: BLE001 - whatever it is, the next time may do
+                    failures[str(error)] = error
+            for failure in failures.values():
+                self.context.failed("background work", failure)
 
     def _check(self) -> None:
         while not self._is_stopping.wait(self.settings.check_interval_s):

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import broker
+from broker.consuming.group.offset_export import OffsetExport
 from broker.errors import StoreFull
 from broker.remoting import command as remoting
 from broker.remoting.codes import RequestCode as Code
@@ -337,6 +338,24 @@ def test_a_change_of_a_group_that_cannot_be_written_is_none(
     assert (groups.is_paused("billing"), groups.get("new")) == (False, None)
     groups.pause("billing")
     assert groups.is_paused("billing")
+
+
+def test_delayed_messages_come_while_the_positions_cannot_be_written(
+    serve: Serve, connect: Connect, store: broker.LiveStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a disk that is full, or beside a consumerOffset.json that was damaged: retries, too, never came."""
+    failed = threading.Event()
+
+    def export(*_: object, **__: object) -> None:
+        failed.set()
+        raise StoreFull("the disk has 0 bytes free")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OffsetExport, "export", export)
+        client = connect(serve(delay_levels=" ".join(["1s"] * 18)))
+        assert failed.wait(5)
+        client.publish("orders", b"x", DELAY="1")
+        await_true(lambda: store.queue_end("orders", 0) == 1)
 
 
 def test_a_store_that_is_closed_before_its_server_is_a_sentence(
