@@ -137,12 +137,27 @@ class GroupPositions:
             if place[0] not in self._members:
                 del self._fences[place]
             elif self._fence(place) == fence:
+                self._take_from_silent(place)
                 continue
             elif self.is_leased(*place):
                 del self._fences[place]  # its consumer notices by itself
             else:
                 with self.table.cells.lock:  # the fence comes first, and then the position
                     self._resets[place], self._fences[place] = math.inf, self._fence(place)
+
+    def _take_from_silent(self, place: Queue) -> None:
+        """Make the lease void of a consumer that hung, or was killed, and whose queue clients have now.
+
+        Else it would go on where it was, and put the group back to there. Under our lock.
+        """
+        cells, cell = self.table.cells, self.table.cells.find(*place)
+        owner = (0, 0) if cell is None else cells.owner(cell)
+        if cell is None or not owner[0] or self._members[place[0]].lives(*owner):
+            return
+        with cells.lock:
+            if cells.owner(cell) == owner and self._is_known(place):
+                cells.set_position(cell, cells.position(cell))
+                self._fences[place] = self._fence(place)
 
     def _fence(self, place: Queue) -> int:
         """The fence of a queue; what a new cell has when there is none."""

@@ -93,6 +93,33 @@ def test_each_queue_has_one_reader_and_goes_on_where_the_other_stopped(
     assert [record.body for record in client.pulled("billing", "orders", 1, queue_id=3)[1]] == [b"two"]
 
 
+def test_a_consumer_that_hung_moves_nothing_once_a_client_has_its_queue(
+    serve: Serve, connect: Connect, store: broker.LiveStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It went on where it was after a minute: what the client had done came again, and the group was put back."""
+    client = connect(serve(), client_id="a")
+    with sharing(store, client) as consumer:
+        append(store, 3, b"one", b"two")
+        message = consumer.receive(timeout_s=SOON_S)
+        assert message is not None
+        consumer._keeper._stop.set()  # its thread stands still, as in a process that is stopped
+        consumer._keeper._thread.join()
+        cells, place = consumer._positions.cells, consumer._member.place
+        cells.beat(place, 0)
+        monkeypatch.setattr("broker.consuming.group.membership.SILENT_MS", 1000)
+        await_members(client, ["a"])
+        answer = client.answer(client.pull("billing", "orders", 0, queue_id=3, hold_ms=20_000), SOON_S)
+        assert (answer.code, answer.ext["nextBeginOffset"]) == (Answer.SUCCESS, "2")
+        queue = {"consumerGroup": "billing", "topic": "orders", "queueId": 3}
+        client.request(Code.UPDATE_CONSUMER_OFFSET, queue | {"commitOffset": 2})
+        cell = cells.find("billing", "orders", 3)
+        assert cell is not None
+        await_true(lambda: cells.owner(cell) == (0, 0))
+        cells.beat(place, time.monotonic_ns() // 1_000_000)
+        assert not consumer.ack(message)
+        assert client.request(Code.QUERY_CONSUMER_OFFSET, queue).ext == {"offset": "2"}
+
+
 def assigned(client: WireClient, topic: str = "orders", **stated: str) -> list[int] | None:
     """The queues that the server gives a client; None where it says nothing. All are to be pulled from."""
     body = {"topic": topic, "consumerGroup": "billing", "clientId": client.client_id, "strategyName": "AVG"}
