@@ -118,7 +118,7 @@ class RouteTable:
             "the name server",
         )  # fmt: skip
         clusters = decode_clusters(answer.body)
-        if not clusters:
+        if not any(clusters.values()):
             raise ClusterError(f"no broker is registered at {self._settings.url}")
         name = self._cluster or (next(iter(clusters)) if len(clusters) == 1 else "")
         if name not in clusters:

@@ -185,7 +185,8 @@ class Sender:
     async def _queues(self, topic: str, *, max_age_s: float | None = None) -> tuple[MessageQueue, ...]:
         """The queues to send to; those of the default topic where brokers make topics by a first message.
 
-        Raises ClusterError when the topic is nowhere, NotPermitted when it is read-only everywhere.
+        Raises ClusterError when the topic is nowhere, or no broker is registered, NotPermitted when it is read-only
+        everywhere.
         """
         routes = self._client.routes
         route = await routes.route(topic, max_age_s=max_age_s)
@@ -197,6 +198,7 @@ class Sender:
             known = () if default is None else default.writable(topic)
             queues = tuple(one for one in known if one.queue_id < DEFAULT_QUEUES)
         if not queues:
+            await routes.cluster()  # a topic is nowhere while its brokers are: then that is what is wrong
             raise ClusterError(no_route(topic, self._client.settings.url), code=ResponseCode.TOPIC_NOT_EXIST)
         return queues
 
