@@ -233,11 +233,13 @@ class ArchiveDisk(Disk):
 
     def _unpack(self, path: str) -> tuple[int, int]:
         """A descriptor of an unnamed file with what a compressed one holds, and its size."""
-        filesystem = self._filesystem or pafs.LocalFileSystem()
+        # As octets: PyArrow takes text that is UTF-8 alone, and a name on this machine may be any.
+        local = (pafs.LocalFileSystem(), os.fsencode(path))
+        filesystem, inside = (self._filesystem, path) if self._filesystem else local
         compression = COMPRESSIONS[os.path.splitext(path)[1]]
         try:
             with (
-                filesystem.open_input_stream(path, compression=compression) as source,
+                filesystem.open_input_stream(inside, compression=compression) as source,
                 tempfile.TemporaryFile(prefix="checkback-") as target,
             ):
                 size = 0

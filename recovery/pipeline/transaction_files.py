@@ -112,6 +112,11 @@ def check_out(path: str, out: str) -> None:
     What fails later removes `out` as a whole: nobody else's files may be in it.
     """
     filesystem, directory = filesystem_of(out)
+    try:
+        directory.encode()
+    except UnicodeEncodeError as error:
+        text = "is not UTF-8, and PyArrow, which writes the rows, takes no other path. Give another directory"
+        raise StoreError(f"{directory} {text}", path=out) from error
     if filesystem.get_file_info(directory.rstrip("/")).type != pafs.FileType.NotFound:
         raise StoreError(f"{out} is there already. Give a directory that is not, or remove it", path=out)
     if "://" not in out:

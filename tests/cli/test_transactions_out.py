@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import os
 import shutil
 import signal
@@ -67,6 +68,22 @@ def test_a_directory_that_cannot_be_made(
     (tmp_path / "file").touch()
     ran = command(capsys, "transactions", golden(STORE), tmp_path / "file" / "out")
     assert (ran.code, "Cannot create directory" in ran.err, "delete" in ran.err) == (2, True, False)
+
+
+def test_paths_that_are_not_utf_8(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], golden: Callable[[str], Path]
+) -> None:
+    """PyArrow takes none: a directory for the rows is refused, and a store is read, compressed segments too."""
+    store = tmp_path / os.fsdecode(b"caf\xe9.store")
+    shutil.copytree(golden(STORE), store)
+    ran = command(capsys, "transactions", store, tmp_path / os.fsdecode(b"caf\xe9.rows"))
+    assert (ran.code, "is not UTF-8" in ran.err, "Give another directory" in ran.err) == (2, True, True)
+
+    for segment in (store / "commitlog").iterdir():
+        segment.with_name(f"{segment.name}.gz").write_bytes(gzip.compress(segment.read_bytes(), 1))
+        segment.unlink()
+    ran = command(capsys, "transactions", store, tmp_path / "rows")
+    assert (ran.code, ran.err) == (0, "")
 
 
 @pytest.mark.parametrize(
