@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -111,6 +113,18 @@ def test_the_help_has_everything_but_what_is_hidden() -> None:
         assert line in lines, output
     assert output.endswith("Examples:\n  smelt iron --heat 4     # as it is\n")
     assert "--secret" not in output
+
+
+def test_zsh_that_completes_nothing_yet_completes_verbs(tmp_path: Path) -> None:
+    """Without compinit in the startup file each zsh said that there is no command compdef, and completed nothing."""
+    completion.install(checkback, "zsh", str(tmp_path))
+    installed = (tmp_path / ".local/share/checkback/completion.zsh").read_text(encoding="utf-8")
+    assert installed.startswith("#compdef checkback\n")
+    assert installed.index("compinit -i") < installed.index("compdef _checkback_completion checkback")
+    if zsh := shutil.which("zsh"):
+        words = [zsh, "-d", "-i", "-c", "print -- $_comps[checkback]"]
+        ran = subprocess.run(words, env={"HOME": str(tmp_path)}, capture_output=True, text=True, check=True)
+        assert (ran.stdout, ran.stderr) == ("_checkback_completion\n", "")
 
 
 def test_completion_is_installed_once(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _VARIABLE = "_CHECKBACK_COMPLETE"  # click reads it when the shell asks what may follow
 _STARTED_WITH = {"bash": ".bashrc", "zsh": ".zshrc"}
+# zsh knows `compdef` where its user ran compinit. -i: it asks nothing about directories of others.
+_ZSH_HAS_NONE = "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit -i }"
 _FISH = ".config/fish/completions/checkback.fish"
 
 
@@ -32,7 +34,8 @@ def script(program: click.Command, shell: str) -> str:
     writer = get_completion_class(shell)
     if writer is None:
         raise BrokerError(f"This version of click writes no completion for {shell}")
-    return writer(program, {}, "checkback", _VARIABLE).source()
+    source = writer(program, {}, "checkback", _VARIABLE).source()
+    return source.replace("\n", f"\n{_ZSH_HAS_NONE}\n", 1) if shell == "zsh" else source  # its first line is for fpath
 
 
 def install(program: click.Command, shell: str, home: str) -> str:
