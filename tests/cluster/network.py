@@ -6,6 +6,7 @@ import abc
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Self
@@ -99,6 +100,18 @@ class Proxy(_Listener):
                         sink.sendall(changed.encode())
         with contextlib.suppress(OSError):
             sink.shutdown(socket.SHUT_RDWR)
+
+
+class Closing(_Listener):
+    """Takes each connection and closes it at once, as the port of a container does whose broker is away."""
+
+    def __init__(self) -> None:
+        self.times_s: list[float] = []
+        super().__init__()
+
+    def _serve(self, accepted: socket.socket) -> None:
+        self.times_s.append(time.monotonic())
+        accepted.close()
 
 
 class NameServer(_Listener):

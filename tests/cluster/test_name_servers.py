@@ -18,7 +18,7 @@ from broker.cluster.network import route_table
 from broker.remoting.codes import RequestCode, ResponseCode
 from broker.remoting.command import RemotingCommand
 from tests.backends.clusters import Connected
-from tests.cluster.network import NameServer, Proxy
+from tests.cluster.network import Closing, NameServer, Proxy
 from tests.cluster.waiting import awaited
 from tests.server.wire_client import WireClient
 
@@ -168,3 +168,13 @@ def test_a_transactional_producer_makes_a_topic_again_that_was_deleted(served: C
 async def _expired(client: broker.LiveCluster) -> None:
     """As after a send that no broker took."""
     client._client.routes.expire("carts")
+
+
+def test_a_port_that_closes_each_connection_is_tried_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of a container whose broker is away: some 800 connections a second were opened, without end."""
+    monkeypatch.setattr(client_of_brokers, "_BACK_S", 0.1)
+    with Closing() as port, NameServer({"broker-a": port.address}) as name_server:
+        with broker.connect(f"rocketmq://{name_server.address}") as client:
+            client.join("plain")
+            assert awaited(lambda: len(port.times_s) > 6)
+        assert port.times_s[6] - port.times_s[0] > 0.3

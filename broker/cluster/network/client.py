@@ -92,8 +92,13 @@ class ClusterClient:
     # Heartbeats
 
     def _changed(self, address: str, is_open: bool) -> None:
-        """A broker forgets a client whose connection is gone: one that is open again is greeted at once."""
+        """A broker forgets a client whose connection is gone: one that is open again is greeted at once.
+
+        One that was closed before its greeting is lost alone, and waits: what stands in front of a broker that is away,
+        as the port of a container, takes each connection, and closes it.
+        """
         self._lost.discard(address)
+        self._fresh.discard(address)
         if address in self.routes.masters:
             (self._fresh if is_open else self._lost).add(address)
             self._wake.set()
