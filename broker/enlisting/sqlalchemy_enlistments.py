@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar, cast
 
 from broker.enlisting.enlistment import Enlistment
 from broker.enlisting.sqlalchemy_rows import in_transaction, is_rolled_back_by
-from broker.enlisting.targets import in_a_thread
+from broker.enlisting.targets import in_a_thread, in_a_thread_to_the_end
 from broker.enlisting.transaction_words import RELEASES, SETS_SAVEPOINT
 from broker.errors import TransactionError
 from broker.ledger import Ledger
@@ -82,6 +82,10 @@ class SessionEnlistment(Enlistment):
     def run(self, work: Callable[[], _T]) -> _T:
         """Run what waits for the disk; of an async session not on its event loop."""
         return in_a_thread(work) if self.is_async else work()
+
+    def deliver(self) -> None:
+        """Deliver every message, behind COMMIT; of an async session not on its event loop."""
+        in_a_thread_to_the_end(self.committed) if self.is_async else self.committed()
 
 
 of_connection: weakref.WeakKeyDictionary[Connection, SessionEnlistment] = weakref.WeakKeyDictionary()

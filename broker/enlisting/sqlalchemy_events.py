@@ -273,7 +273,7 @@ def _commit(connection: Connection, enlistment: SessionEnlistment) -> None:
             raise unknown_outcome(error) from error
         raise
     of_connection.pop(connection, None)
-    enlistment.run(enlistment.committed)
+    enlistment.deliver()
 
 
 def _after_commit(session: Session) -> None:
@@ -289,7 +289,7 @@ def _after_commit(session: Session) -> None:
         one.end_turns()
         enlistments.remove(one)
     for one in sealed:
-        one.run(one.committed)
+        one.deliver()
 
 
 def _on_rollback(connection: Connection) -> None:

@@ -79,3 +79,25 @@ def in_a_thread(work: Callable[[], _T]) -> _T:
     from sqlalchemy.util import await_only
 
     return await_only(asyncio.to_thread(work))
+
+
+def in_a_thread_to_the_end(work: Callable[[], _T]) -> _T:
+    """The same behind a COMMIT: a cancellation takes nothing back then, and comes where the task next waits."""
+    from sqlalchemy.util import await_only
+
+    return await_only(_to_the_end(work))
+
+
+async def _to_the_end(work: Callable[[], _T]) -> _T:
+    running, told = asyncio.ensure_future(asyncio.to_thread(work)), None
+    while not running.done():
+        try:
+            await asyncio.shield(running)
+        except asyncio.CancelledError as error:
+            told = error
+        except Exception:  # noqa: BLE001 - the result raises it
+            break
+    if told is not None and (task := asyncio.current_task()) is not None:
+        task.uncancel()  # counted once, as a time limit expects it
+        task.cancel(*told.args)
+    return running.result()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -13,9 +15,11 @@ from unittest.mock import Mock
 
 import pytest
 from sqlalchemy import Connection, create_engine, event, exc, text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import StaticPool
 
+from broker.enlisting.enlistment import Enlistment
 from broker.enlisting.sqlalchemy_events import _on_commit
 from broker.errors import StoreError, TransactionError, UnknownOutcome
 from broker.ledger import Ledger
@@ -197,6 +201,49 @@ def test_the_connection_of_a_session_does_not_commit_past_rows_that_are_not_flus
         with pytest.raises(TransactionError, match="committed past the session"):
             session.connection().commit()
     assert desk.judge() == (set(), set())
+
+
+@only_sqlite
+@pytest.mark.parametrize("by", ["a cancellation", "a time limit"])
+def test_what_comes_while_a_session_delivers_comes_behind_its_commit(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    """Whoever catches it rolls back, which a session refuses that has committed and has not come back."""
+    engine = create_async_engine(desk.url.set(drivername="sqlite+aiosqlite"))
+    desk.producer = desk.producer_of("async", ledger=Ledger(engine))
+    begun, goes_on, committed = threading.Event(), threading.Event(), Enlistment.committed
+
+    def slow(enlistment: Enlistment) -> None:
+        begun.set()
+        assert goes_on.wait(10)
+        committed(enlistment)
+
+    async def request(limit: asyncio.Timeout) -> None:
+        async with AsyncSession(engine) as session:
+            try:
+                async with limit:
+                    await desk.buy_async(session, 1)
+                    await session.commit()
+                    await asyncio.sleep(10)
+            except (asyncio.CancelledError, TimeoutError):
+                await session.rollback()
+                raise
+
+    async def work() -> None:
+        limit = asyncio.timeout(None)
+        task = asyncio.create_task(request(limit))
+        await asyncio.to_thread(begun.wait, 10)
+        task.cancel() if by == "a cancellation" else limit.reschedule(0)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        goes_on.set()
+        with pytest.raises(asyncio.CancelledError if by == "a cancellation" else TimeoutError):
+            await task
+        await engine.dispose()
+
+    monkeypatch.setattr(Enlistment, "committed", slow)
+    asyncio.run(work())
+    assert desk.judge() == ({1}, {1})
 
 
 def test_a_store_that_was_closed_before_the_delivery_leaves_it_to_check_back(tmp_path: Path) -> None:
