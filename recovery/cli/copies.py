@@ -41,15 +41,16 @@ def find(
     from recovery.views.messages.find import find as look_up
     from recovery.views.messages.find import found_json
 
-    messages = look_up(store, _query(identifier, unique_key, key, topic, since, until), limit)
-    found = 0
-    if as_json:
-        found = print_json_list({**found_json(message), **message_json(message)} for message in messages)
-    else:
-        for message in messages:
-            what = f"{found_json(message)['what']} at {message.commitlog_offset}"
-            show([printable(f"{message.topic}  {what}  {message.unique_key or ''}"), f"  {message_line(message)}"])
-            found += 1
+    found, query = 0, _query(identifier, unique_key, key, topic, since, until)
+    with Bar("Reading") as progress:
+        messages = progress.between(look_up(store, query, limit, progress))
+        if as_json:
+            found = print_json_list({**found_json(message), **message_json(message)} for message in messages)
+        else:
+            for message in messages:
+                what = f"{found_json(message)['what']} at {message.commitlog_offset}"
+                show([printable(f"{message.topic}  {what}  {message.unique_key or ''}"), f"  {message_line(message)}"])
+                found += 1
     if not found and not as_json:
         warn(f"no message in {printable(store)} is like that")
     raise Exit(WELL if found else FINDINGS)
@@ -100,7 +101,8 @@ def export(
     """
     from recovery.views.messages.export import export as write
 
-    count = write(store, _query(identifier, unique_key, key, topic, since, until), file, limit)
+    with Bar("Reading") as progress:
+        count = write(store, _query(identifier, unique_key, key, topic, since, until), file, limit, progress)
     show([f"{count:,} messages written to {printable(file)}"])
     raise Exit(WELL if count else FINDINGS)
 

@@ -240,12 +240,14 @@ def dump(
             batches = popped(store)[:limit]
             print_json([one.as_json() for one in batches]) if as_json else show(popped_lines(batches))
         return
-    entries = _entries(store, what, name, DumpSelection(start, end, limit, topic, key))
-    if as_json:
-        print_json_list({**entry.values, **({"hex": entry.raw.hex()} if as_hex else {})} for entry in entries)
-    else:
-        for entry in entries:
-            print_entry(entry, as_hex)
+    with Bar("Reading") as progress:
+        selection = DumpSelection(start, end, limit, topic, key)
+        entries = progress.between(_entries(store, what, name, selection, progress))
+        if as_json:
+            print_json_list({**entry.values, **({"hex": entry.raw.hex()} if as_hex else {})} for entry in entries)
+        else:
+            for entry in entries:
+                print_entry(entry, as_hex)
 
 
 def _check_dump(what: What, name: str | None, start: int | None, end: int | None, of_records: dict[str, Any]) -> None:
@@ -294,7 +296,7 @@ def salvage(
     raise Exit(FINDINGS if report.left_behind else WELL)
 
 
-def _entries(store: str, what: What, name: str | None, selection: DumpSelection) -> Iterator[DumpEntry]:
+def _entries(store: str, what: What, name: str | None, selection: DumpSelection, progress: Bar) -> Iterator[DumpEntry]:
     from recovery.views import dump_derived as dump_files
     from recovery.views.dump_commitlog import dump_commitlog
 
@@ -305,7 +307,9 @@ def _entries(store: str, what: What, name: str | None, selection: DumpSelection)
     if what is What.CHECKPOINT:
         return dump_files.dump_checkpoint(store)
     dumps = {What.REDOLOG: dump_files.dump_redo_log, What.STATETABLE: dump_files.dump_state_table}
-    return dumps.get(what, dump_commitlog)(store, selection)
+    if what in dumps:
+        return dumps[what](store, selection)
+    return dump_commitlog(store, selection, progress)
 
 
 def _environment(as_json: bool) -> None:

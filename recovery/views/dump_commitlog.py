@@ -67,19 +67,28 @@ class DumpEntry:
     is_damage: bool = False
 
 
-def dump_commitlog(path: str | os.PathLike[str], selection: DumpSelection) -> Iterator[DumpEntry]:
-    """Every record from `selection.start` on (or the first true one behind it), damage and blanks in their places."""
-    return selection.first(_LogDump(StoreFiles.open(path), selection).entries())
+def dump_commitlog(
+    path: str | os.PathLike[str], selection: DumpSelection, progress: Callable[[int, int], None] | None = None
+) -> Iterator[DumpEntry]:
+    """Every record from `selection.start` on (or the first true one behind it), damage and blanks in their places.
+
+    `progress` gets the bytes read, and the bytes in all.
+    """
+    return selection.first(_LogDump(StoreFiles.open(path), selection, progress).entries())
 
 
 class _LogDump:
     """One pass over the CommitLog."""
 
-    def __init__(self, files: StoreFiles, selection: DumpSelection) -> None:
+    def __init__(
+        self, files: StoreFiles, selection: DumpSelection, progress: Callable[[int, int], None] | None
+    ) -> None:
         self._files, self._selection = files, selection
         start = files.commitlog.begin if selection.start is None else selection.start
         resync = selection.start is not None
         self._scan = Scan(files.commitlog, start=start, end=selection.end, resync=resync)
+        if progress is not None:
+            self._scan.progress = lambda done: progress(done, files.commitlog_bytes)
         self._shown: set[Damage] = set()
         self._first: Record | None = None  # the record at CommitLog offset 0, to tell redeliveries from its ends
         self._is_first_read = False

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,8 +15,9 @@ from broker.format.commitlog import Record, RecordHead
 from broker.format.index import IndexHeader
 from broker.format.sysflag import INNER_BATCH
 from broker.message import ReceivedMessage
+from recovery.cli.terminal import output
 from recovery.views.messages.export import export, exported
-from recovery.views.messages.find import Query, find
+from recovery.views.messages.find import Progress, Query, find
 from tests.cli.command import command
 from tests.scan.small_broker import V5
 from tests.scan.small_stores import TOPIC, build
@@ -88,8 +91,8 @@ def test_json_is_printed_message_by_message(
     build(V5, tmp_path / "store")
     printed: list[str] = []
 
-    def watched(path: str, query: Query, limit: int | None) -> Iterator[ReceivedMessage]:
-        for message in find(path, query, limit):
+    def watched(path: str, query: Query, limit: int | None, progress: Progress) -> Iterator[ReceivedMessage]:
+        for message in find(path, query, limit, progress):
             printed.append(capsys.readouterr().out)
             yield message
 
@@ -98,3 +101,25 @@ def test_json_is_printed_message_by_message(
     assert ran.code == 0
     assert all(printed[1:]), "each before the next was read"
     assert len(json.loads("".join([*printed, ran.out]))) == len(printed)
+
+
+@pytest.mark.parametrize(
+    "words", [("find", "--topic", TOPIC), ("export", "--topic", TOPIC), ("dump", "--key", "no such")]
+)
+def test_a_long_search_shows_how_far_it_is(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing was seen for minutes, on a log of some gigabytes. The bar is away wherever a line is printed."""
+    build(V5, tmp_path / "store")
+    verb, *options = words
+    out = [tmp_path / "out"] if verb == "export" else []
+    shown = io.StringIO()
+    monkeypatch.setattr(shown, "isatty", lambda: True)
+    monkeypatch.setattr(output, "_BAR_AFTER_S", -1)
+    monkeypatch.setattr(output, "_BAR_EVERY_S", 0)
+    monkeypatch.setattr(sys, "stderr", shown)
+    found = command(capsys, verb, tmp_path / "store", *out, *options)
+    assert "\x1b" not in found.out
+    bars = shown.getvalue().split("\r\x1b[2K")
+    assert "Reading" in bars[1]
+    assert bars[-1] == ""

@@ -12,7 +12,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from recovery.humanize import printable, size, span
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from recovery.cli.terminal.table import Shown
     from recovery.views.dump_commitlog import DumpEntry
 
+_T = TypeVar("_T")
 _BAR_AFTER_S, _BAR_EVERY_S = 0.3, 0.1
 _BAR_CELLS = 30
 _BOLD, _RED = 1, 31
@@ -31,6 +32,7 @@ class Bar:
     def __init__(self, verb: str) -> None:
         self._verb, self._started = verb, time.monotonic()
         self._shown_s: float | None = None
+        self._is_there = False
 
     def __enter__(self) -> Self:
         return self
@@ -40,12 +42,22 @@ class Bar:
         took_s = time.monotonic() - self._started
         due_s = _BAR_AFTER_S if self._shown_s is None else self._shown_s + _BAR_EVERY_S
         if took_s > due_s and sys.stderr.isatty():
-            self._shown_s = took_s
+            self._shown_s, self._is_there = took_s, True
             line = _bar_line(self._verb, min(done, total), total, took_s)
             print(f"\r\x1b[2K{line[: _terminal_cells() - 1]}", end="", file=sys.stderr, flush=True)
 
+    def between(self, values: Iterable[_T]) -> Iterator[_T]:
+        """The same values, each to be printed where the bar was; it is there again while the next is looked for."""
+        for value in values:
+            self._wipe()
+            yield value
+
     def __exit__(self, *_: object) -> None:
-        if self._shown_s is not None:
+        self._wipe()
+
+    def _wipe(self) -> None:
+        if self._is_there:
+            self._is_there = False
             print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
 
 

@@ -22,7 +22,7 @@ from broker.message import ReceivedMessage
 from broker.store.disk.opening import new_text
 from broker.store.disk.os_errors import not_written
 from broker.store.read.detect import check_outside_stores
-from recovery.views.messages.find import Query, find
+from recovery.views.messages.find import Progress, Query, find
 
 VERSION = 1
 _WHAT = "checkback messages"
@@ -43,7 +43,7 @@ class ExportedMessage:
     unique_key: str
 
 
-def export(path: str, query: Query, out: str, limit: int | None = None) -> int:
+def export(path: str, query: Query, out: str, limit: int | None = None, progress: Progress | None = None) -> int:
     """Write the messages that a query means; returns how many. `out` must not be there, nor lie in a store.
 
     Raises StoreError, StoreFull.
@@ -60,7 +60,7 @@ def export(path: str, query: Query, out: str, limit: int | None = None) -> int:
     try:
         with new_text(beside) as file:
             file.write(json.dumps({"what": _WHAT, "version": VERSION, "store": os.path.abspath(path)}) + "\n")
-            for message in find(path, replace(query, is_delivered_only=True), limit):
+            for message in find(path, replace(query, is_delivered_only=True), limit, progress):
                 file.write(json.dumps(_line(message)) + "\n")
                 count += 1
             file.flush()

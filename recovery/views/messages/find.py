@@ -9,7 +9,7 @@ which the query begins. RocketMQ: MQAdminImpl.queryMessage, viewMessage (5.3.3).
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -31,6 +31,7 @@ from broker.message import ReceivedMessage
 from recovery.views.history_half_op import unindexed
 from recovery.views.lookup import records_of
 
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
 _TIME_MAX_MS = (1 << 63) - 1
 _FAR_MS = 1 << 60
 _DELIVERED = (TransactionType.NONE, TransactionType.COMMIT)
@@ -66,23 +67,36 @@ def is_delivered(record: Record) -> bool:
     return record.transaction_type in _DELIVERED and not own
 
 
-def find(path: str, query: Query, limit: int | None = None) -> Iterator[ReceivedMessage]:
+def find(
+    path: str, query: Query, limit: int | None = None, progress: Progress | None = None
+) -> Iterator[ReceivedMessage]:
     """The messages that a query means, in log order, each message of a batch by itself. Raises NotAStore."""
     with broker.open(path, read_only=True) as store:
-        found = (message for record in _records(store, query) for message in _messages(record, query))
+        found = (message for record in _records(store, query, progress) for message in _messages(record, query))
         yield from islice(found, limit)
 
 
-def _records(store: broker.Store, query: Query) -> Iterator[Record]:
+def _records(store: broker.Store, query: Query, progress: Progress | None) -> Iterator[Record]:
     if query.identifier:
         yield from filter(query.holds, records_of(store, query.identifier))
     elif (query.unique_key or query.key) and store.index.files():
-        yield from filter(query.holds, _indexed(store, query))
+        yield from filter(query.holds, _watched(_indexed(store, query), store, progress))
     else:
         until = min(query.until_ms, _FAR_MS)
         in_time = query.since_ms or query.until_ms != _TIME_MAX_MS
         candidates = store.records_between(query.since_ms, until) if in_time else store.records()
+        candidates = _watched(candidates, store, progress)
         yield from (record for record in candidates if record.sys_flag & INNER_BATCH or query.holds(record))
+
+
+def _watched(records: Iterator[Record], store: broker.Store, progress: Progress | None) -> Iterator[Record]:
+    """The same records; `progress` gets how far they are from the first one to the end of the log."""
+    begin, end = None, store.end_offset
+    for record in records:
+        begin = record.commitlog_offset if begin is None else begin
+        if progress is not None:
+            progress(record.commitlog_offset - begin, end - begin)
+        yield record
 
 
 def _indexed(store: broker.Store, query: Query) -> Iterator[Record]:
