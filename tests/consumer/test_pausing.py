@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,20 @@ def test_a_paused_group_gets_nothing_and_goes_on_later(checkback_store: LiveStor
     checkback_store.pause_group("billing")
     with checkback_store.consumer("billing", "orders") as consumer:
         assert consumer.receive(0.5) is None, "a pause outlives the processes"
+
+
+def test_a_group_that_was_paused_a_moment_ago_is_not_made_again(checkback_store: LiveStore) -> None:
+    """A server that had looked just before made it with the settings of a new one, when a client came: it ran on."""
+    with broker.open(checkback_store.path) as other:
+        server = other._group_file()
+        server.get("billing")
+        checkback_store.pause_group("billing")
+        assert not server.ensure("billing").consume_enable
+        server.put(replace(server.ensure("mail"), retry_max_times=3))
+        checkback_store._group_file().pause("mail")
+        kept = checkback_store._group_file().get("mail")
+        assert kept is not None
+        assert (kept.retry_max_times, kept.consume_enable) == (3, False)
 
 
 def test_the_verb_pauses_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

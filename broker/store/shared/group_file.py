@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
@@ -74,7 +75,7 @@ class GroupFile:
         """Give the group no messages any more, or give them again. Raises MessageRejected for an impossible name."""
         if not isinstance(name, str):
             raise MessageRejected(f"the name of a consumer group is text, not {name!r:.60}")
-        self.put(replace(self.get(name) or SubscriptionGroup(name), consume_enable=not paused))
+        self._put(name, lambda held: replace(held or SubscriptionGroup(name), consume_enable=not paused))
 
     def all(self) -> SubscriptionGroups:
         """The settings of all groups."""
@@ -82,27 +83,37 @@ class GroupFile:
 
     def ensure(self, name: str) -> SubscriptionGroup:
         """The group, made with RocketMQ's settings when it is new. Raises MessageRejected for a name that cannot be."""
-        return self.get(name) or self.put(SubscriptionGroup(name))
+        return self.get(name) or self._put(name, lambda held: held or SubscriptionGroup(name))
 
     def put(self, group: SubscriptionGroup) -> SubscriptionGroup:
         """Make a group, or change it."""
+        return self._put(group.name, lambda _: group)
+
+    def _put(self, name: str, change: Callable[[SubscriptionGroup | None], SubscriptionGroup]) -> SubscriptionGroup:
         held = self._look().groups
-        if len(held) >= GROUPS_MAX and group.name not in held:  # at once: to read thousands takes long, under a lock
+        if len(held) >= GROUPS_MAX and name not in held:  # at once: to read thousands takes long, under a lock
             raise _full()
-        check_topic_name(retry_topic(group.name))
-        if not 0 < len(group.name) <= GROUP_SIZE_MAX:
-            raise MessageRejected(f"a group has from 1 to {GROUP_SIZE_MAX} characters, not {len(group.name)}")
-        self._change({group.name: group})
-        return group
+        check_topic_name(retry_topic(name))
+        if not 0 < len(name) <= GROUP_SIZE_MAX:
+            raise MessageRejected(f"a group has from 1 to {GROUP_SIZE_MAX} characters, not {len(name)}")
+        return self._change(name, change)[name]
 
     def remove(self, name: str) -> None:
-        self._change({name: None})
+        self._change(name, lambda _: None)
 
-    def _change(self, changes: dict[str, SubscriptionGroup | None]) -> None:
+    def _change(
+        self, name: str, change: Callable[[SubscriptionGroup | None], SubscriptionGroup | None]
+    ) -> Mapping[str, SubscriptionGroup]:
+        """Write what becomes of a group, from what the file says now: another process may have made or paused it since
+        the last look. Returns all groups."""
         disk, paths = self._directory.disk, self._directory.paths
         with self._lock, self._append_lock:
             found = read_subscription_groups(self._directory)
-            groups = {name: group for name, group in {**found.groups, **changes}.items() if group is not None}
+            made, groups = change(found.groups.get(name)), {**found.groups}
+            if made is None:
+                groups.pop(name, None)
+            else:
+                groups[name] = made
             if len(groups) > GROUPS_MAX:
                 raise _full()
             self._looked_s = float("-inf")
@@ -115,6 +126,7 @@ class GroupFile:
             disk.write_file(path, encode_subscription_groups(changed))
             self._held = changed  # last: what could not be written is not so
             self._seen, self._looked_s = self._mark(), time.monotonic()  # under the lock: what is there is ours
+            return groups
 
 
 def _full() -> MessageRejected:
