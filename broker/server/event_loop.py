@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
+from typing import Any
 
 from broker.errors import BrokerError
+from broker.log_fields import event
 
 LOOPS = ("auto", "asyncio", "uvloop")
-BACKLOG = 512
+_BACKLOG = 512
 _CLOSE_S = 1.0
+
+log = logging.getLogger("broker.server")
 
 
 def new_event_loop(kind: str) -> asyncio.AbstractEventLoop:
@@ -24,8 +29,37 @@ def new_event_loop(kind: str) -> asyncio.AbstractEventLoop:
                 text = "the event loop uvloop is not installed: install checkback with its extra 'fast'"
                 raise BrokerError(f"{text}, or leave the choice to the server with --loop auto") from None
         else:
-            return uvloop.new_event_loop()
-    return asyncio.new_event_loop()
+            return _reporting(uvloop.new_event_loop())
+    return _reporting(asyncio.new_event_loop())
+
+
+def _reporting(loop: asyncio.AbstractEventLoop) -> asyncio.AbstractEventLoop:
+    """The same loop; what fails in it is a line of the log, and where that is the system's, without a traceback."""
+
+    def report(_loop: asyncio.AbstractEventLoop, found: dict[str, Any]) -> None:
+        error = found.get("exception")
+        text = "%s" if error is None else f"%s: {error}"
+        is_known = error is None or isinstance(error, OSError)
+        log.warning(text, found["message"], exc_info=None if is_known else error, extra=event("background-failed"))
+
+    loop.set_exception_handler(report)
+    return loop
+
+
+def backlog_of(loop: asyncio.AbstractEventLoop) -> int:
+    """The `backlog` for a server of a loop that gets its socket by `listening_socket`.
+
+    asyncio accepts so many in one go. Where no descriptor is free each was a traceback, and a second later another go:
+    3,000 a second, and nothing else had its turn. uvloop means the system's queue by it.
+    """
+    return _BACKLOG if loop_name(loop) == "uvloop" else 1
+
+
+class _Listening(socket.socket):
+    """Its queue is as long as it was made, whatever `backlog` a loop has."""
+
+    def listen(self, backlog: int = _BACKLOG, /) -> None:
+        super().listen(max(backlog, _BACKLOG))
 
 
 def loop_name(loop: asyncio.AbstractEventLoop) -> str:
@@ -59,7 +93,13 @@ def listening_socket(host: str, port: int) -> socket.socket:
     It listens from now on: a loop that is given an address listens when it begins to serve, and by then another socket
     may do so, also one of the same server.
     """
-    try:
-        return socket.create_server((host, port), backlog=BACKLOG)
-    except OSError as error:
-        raise BrokerError(f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}") from None
+    with contextlib.ExitStack() as undone:
+        try:
+            made = undone.enter_context(_Listening(socket.AF_INET, socket.SOCK_STREAM))
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind((host, port))
+            made.listen()
+        except OSError as error:
+            raise BrokerError(f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}") from None
+        undone.pop_all()
+    return made

@@ -38,7 +38,7 @@ from broker.server.connection import Connection
 from broker.server.context import Refused, Request, ServerContext
 from broker.server.counters import Counters
 from broker.server.dispatch import Lane, Route, admitted, refusal
-from broker.server.event_loop import BACKLOG, listening_socket, loop_name, new_event_loop
+from broker.server.event_loop import backlog_of, listening_socket, loop_name, new_event_loop
 from broker.server.group_positions import GroupPositions
 from broker.server.metrics import MetricsPage, Sample
 from broker.server.registration import Registration
@@ -105,14 +105,15 @@ class Server:
 
     async def _listen(self, listen: str) -> asyncio.Server:
         opened, make = listening_socket(*host_and_port("listen", listen)), lambda: Connection(self)
-        return await self._loop.create_server(make, sock=opened, backlog=BACKLOG, start_serving=False)
+        return await self._loop.create_server(make, sock=opened, backlog=backlog_of(self._loop), start_serving=False)
 
     async def _listen_for_metrics(self, port: int) -> asyncio.Server:
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             run = partial(self._loop.run_in_executor, self._readers.pool)
             await MetricsPage(self.context, run, self._counted).answer(reader, writer)
 
-        return await asyncio.start_server(answer, sock=listening_socket(_METRICS_HOST, port), start_serving=False)
+        opened = listening_socket(_METRICS_HOST, port)
+        return await asyncio.start_server(answer, sock=opened, backlog=backlog_of(self._loop), start_serving=False)
 
     def _counted(self) -> list[Sample]:
         """What the server itself counts, for the metrics."""
@@ -334,11 +335,10 @@ class Server:
 
     def _tick(self) -> None:
         """Every 50 ms, as a consumer of this process does. What fails holds up nothing else."""
-        store, clients, positions = self.context.store, self.context.clients, self.context.positions
+        clock, clients, positions = self.context.store.writer.clock, self.context.clients, self.context.positions
         steps: tuple[Callable[[], object], ...] = (
             self._member.beat, partial(positions.keep, clients.clustered), self.context.meet_siblings,
-            self._leftovers.finish, lambda: self._schedule.deliver(store.writer.clock.now_ms()),
-            positions.table.exchange.export,
+            self._leftovers.finish, lambda: self._schedule.deliver(clock.now_ms()), positions.table.exchange.export,
         )  # fmt: skip
         failures = dict[str, Exception]()  # by what they say: a store that was closed fails in each step
         while not self._is_stopping.wait(_LOOK_S if failures else _TICK_S):

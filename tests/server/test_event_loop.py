@@ -7,12 +7,13 @@ import logging
 import socket
 import struct
 import sys
+from pathlib import Path
 
 import pytest
 
 import broker
 from broker.remoting.codes import ResponseCode as Answer
-from broker.server import metrics
+from broker.server import event_loop, metrics
 from tests.server.conftest import Connect, Serve
 from tests.server.processes import await_true
 
@@ -30,6 +31,50 @@ def test_each_loop_serves_and_is_named_in_the_log(
     assert client.publish("orders", b"y" * 3_000_000).code == Answer.SUCCESS
     assert client.answer(waits).code == Answer.SUCCESS
     assert (server.loop, f"({name})" in caplog.text) == (name, True)
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_where_no_descriptor_is_free_nothing_is_flooded(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, loop: str
+) -> None:
+    """Each try of asyncio was 512, with a traceback and another try for each: 3,000 a second."""
+    pytest.importorskip(loop)
+    tries: list[int] = []
+
+    def none_is_free(_: socket.socket) -> None:
+        tries.append(1)
+        raise OSError(24, "Too many open files")
+
+    server = serve(loop=loop, metrics_port=0, ha="127.0.0.1:0")
+    with monkeypatch.context() as patch:
+        patch.setattr(event_loop._Listening, "accept", none_is_free)
+        for address in (server.address, server.metrics_address, server.ha_address):
+            socket.create_connection(tuple(address.split(":"))).close()  # type: ignore[arg-type]
+        await_true(lambda: loop == "uvloop" or len(tries) >= 3)  # uvloop accepts by itself
+    assert connect(server).publish("orders", b"x").code == Answer.SUCCESS
+    lines = [record for record in caplog.records if "socket.accept() out of system resource" in record.getMessage()]
+    assert len(lines) == len(tries) <= 6
+    assert not any(record.exc_info for record in lines)
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_the_queue_of_those_who_connect_is_as_long_as_it_was_made(serve: Serve, loop: str) -> None:
+    """Whatever a loop accepts in one go."""
+    pytest.importorskip(loop)
+    info = serve(loop=loop)._listener.sockets[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 32)
+    (longest,) = struct.unpack_from("I", info, 28)  # Linux: tcp_get_info of a socket that listens
+    assert longest == min(event_loop._BACKLOG, int(Path("/proc/sys/net/core/somaxconn").read_text()))
+
+
+def test_a_defect_in_a_loop_has_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    loop = event_loop.new_event_loop("asyncio")
+    loop.call_soon(lambda: 1 // 0)
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    loop.close()
+    (line,) = caplog.records
+    assert line.exc_info
+    assert line.exc_info[0] is ZeroDivisionError
 
 
 def test_a_loop_that_is_not_there_is_refused(serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:

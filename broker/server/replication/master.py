@@ -27,7 +27,7 @@ from broker.remoting.replication import (
     TransferHeader,
     transfer_from,
 )
-from broker.server.event_loop import close_soon, listening_socket, write_all
+from broker.server.event_loop import backlog_of, close_soon, listening_socket, write_all
 from broker.server.replication.acknowledgements import Acknowledgements, Done
 from broker.server.settings import host_and_port
 from broker.server.threads.store_thread import Stored
@@ -57,8 +57,8 @@ class ReplicationMaster:
 
     async def listen(self, address: str) -> None:
         """Open the port; it serves from `start` on. Raises BrokerError."""
-        opened = listening_socket(*host_and_port("ha", address))
-        self._listener = await asyncio.start_server(self._admit, sock=opened, start_serving=False)
+        opened, backlog = listening_socket(*host_and_port("ha", address)), backlog_of(asyncio.get_running_loop())
+        self._listener = await asyncio.start_server(self._admit, sock=opened, backlog=backlog, start_serving=False)
 
     def close(self) -> None:
         """Close the port."""
