@@ -80,20 +80,25 @@ class InProcess:
     """The messages whose blocks of `process` run: only the end of its block acknowledges one."""
 
     def __init__(self) -> None:
-        self._running: set[str] = set()  # message ids
+        self._running: set[tuple[str, int]] = set()  # by `_name`
 
     @contextlib.contextmanager
     def block(self, message: ReceivedMessage, session: Session) -> Iterator[None]:
         """The block of one message. Raises TransactionError as `one_transaction`."""
-        self._running.add(message.message_id)
+        self._running.add(_name(message))
         try:
             with one_transaction(session, "the block of process()"):
                 yield
         finally:
-            self._running.discard(message.message_id)
+            self._running.discard(_name(message))
 
     def check_ack(self, message: ReceivedMessage) -> None:
         """Raises TransactionError where an acknowledgment would count although the block may still fail."""
-        if message.message_id in self._running:
+        if _name(message) in self._running:
             text = "ack() in the block of process(), which acknowledges the message at its end, after the COMMIT"
             raise TransactionError(f"{text}: leave the ack() out")
+
+
+def _name(message: ReceivedMessage) -> tuple[str, int]:
+    """Those of one record, a batch at a cluster, have one message id."""
+    return message.message_id, message.queue_offset

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
 
 import broker
 from broker.cluster.membership.allocation import averagely
@@ -15,12 +17,16 @@ from broker.cluster.membership.group_calls import Pulled
 from broker.cluster.membership.group_member import GroupMember
 from broker.cluster.membership.holdings import Holdings
 from broker.consuming.tags import Selection
-from broker.format.record.innerbatch import inner_records
+from broker.format import properties as names
+from broker.format.commitlog import encode, make_record
+from broker.format.record.innerbatch import InnerHead, InnerTail, inner_records
 from broker.format.sysflag import INNER_BATCH
 from broker.message import ReceivedMessage
 from broker.remoting.bodies import MessageQueue, decode_consumer_list
+from broker.remoting.codes import RequestCode
 from broker.remoting.command import RemotingCommand
 from broker.remoting.fastjson import dumps
+from broker.store.write.pending_record import LOCAL_HOST
 from tests.backends.clusters import Connected
 from tests.cluster.waiting import awaited
 from tests.golden.unpack import unpack
@@ -76,6 +82,41 @@ def test_the_messages_of_a_batch_in_one_record_come_one_by_one(served: Connected
             assert message is not None
             assert consumer.ack(message)
         assert held.window.position == len(expected) > 1
+
+
+def test_the_messages_of_a_batch_without_keys_are_processed_each(served: Connected, tmp_path: Path) -> None:
+    """As a Go producer sends them: by the message id, which is that of the record, they were one."""
+    parts = [(InnerHead(23, 0, 0, 0, 1), text, InnerTail(0)) for text in (b"a", b"b", b"c")]
+    body = b"".join(head.pack() + text + tail.pack() for head, text, tail in parts)
+    numbers = names.encode({names.INNER_BASE: "0", names.INNER_NUM: "3"})
+    raw = encode(
+        make_record("carts", body, numbers, born_host=LOCAL_HOST, store_host=LOCAL_HOST, born_timestamp_ms=1,
+                    store_timestamp_ms=1, sys_flag=INNER_BATCH)
+    )  # fmt: skip
+
+    def as_batch(command: RemotingCommand) -> RemotingCommand:
+        if command.body and "nextBeginOffset" in command.ext:
+            command.body, command.ext["nextBeginOffset"] = raw, "3"
+            served.proxy.request = lambda asked: None if asked.code == RequestCode.PULL_MESSAGE else asked
+        return command
+
+    engine = create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
+    broker.Processed().create_all(engine)
+    served.client.create_topic("carts", queues=1)
+    served.client.producer("plain").send(broker.Message("carts", b"lamp"))
+    served.proxy.answer = as_batch
+    with served.client.consumer("billing", "carts") as consumer:
+        one, two, three = (consumer.receive(5.0) for _ in range(3))
+        assert one is not None
+        assert two is not None
+        assert three is not None
+        firsts = list[bool]()
+        with Session(engine) as session, consumer.process(one, session) as first:
+            firsts += [first, consumer.ack(three)]  # as another thread does
+        with Session(engine) as session, consumer.process(two, session) as first:
+            firsts.append(first)
+    assert firsts == [True] * 3
+    engine.dispose()
 
 
 def test_what_comes_back_is_first_where_that_is_asked_for() -> None:

@@ -6,6 +6,7 @@ RocketMQ: MQClientAPIImpl, RemoteBrokerOffsetStore, PullAPIWrapper, RebalanceImp
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Iterable, Iterator
 
@@ -17,7 +18,7 @@ from broker.consuming.group.positions import Start
 from broker.consuming.redelivery import as_sent, copied_back
 from broker.consuming.tags import Selection
 from broker.errors import BrokerError, ClusterError, CorruptRecord
-from broker.format.commitlog import decode
+from broker.format.commitlog import Record, decode
 from broker.format.record.innerbatch import inner_records
 from broker.format.sysflag import INNER_BATCH
 from broker.format.topics import RETRY_PREFIX, retry_topic
@@ -237,8 +238,20 @@ def decode_messages(body: bytes, address: str) -> Iterator[tuple[int, ReceivedMe
     try:
         while at < len(body):
             record = decode(body, at)
-            for one in inner_records(record) if record.sys_flag & INNER_BATCH else (record,):
-                yield one.queue_offset, ReceivedMessage.of(one)
+            if record.sys_flag & INNER_BATCH:
+                yield from ((one.queue_offset, _of_batch(one)) for one in inner_records(record))
+            else:
+                yield record.queue_offset, ReceivedMessage.of(record)
             at += record.total_size
     except CorruptRecord as error:
         raise ClusterError(f"{address} sent a damaged message: {error}. Run checkback verify on its store") from None
+
+
+def _of_batch(record: Record) -> ReceivedMessage:
+    """A message of a batch. One without a key of its own, as from a Go producer, has the message id of all of them:
+    by that it would be taken for another one that was processed before.
+    """
+    message = ReceivedMessage.of(record)
+    if message.unique_key:
+        return message
+    return dataclasses.replace(message, unique_key=f"{message.message_id}-{message.queue_offset}")
