@@ -43,10 +43,9 @@ from broker.store.writer import StoreWriter, open_writer
 from broker.transaction.events import Generation
 from recovery.findings import Finding, Findings
 from recovery.interrupts import temporary_directory
-from recovery.rebuild import replaced, unfit_log
+from recovery.rebuild import file_writers, replaced, unfit_log
 from recovery.rebuild.builder import Build
 from recovery.rebuild.diff import differences
-from recovery.rebuild.file_writers import unflushed
 from recovery.rebuild.index_rule import index_rule
 from recovery.rebuild.misfits import misfits_of_store
 from recovery.rebuild.quiescence import STILL_S, check_still, only_rebuild
@@ -98,7 +97,7 @@ def rebuild(
         unfit_log.refuse_short(files, 0)
         return RebuildReport(text, Generation.NONE.label, 0, 0, 0, ())
     if not apply:
-        return _compare(text, disk, lambda: make(text, unflushed(disk), progress, ours=ours), started)
+        return _compare(text, disk, lambda: make(text, file_writers.unflushed(disk), progress, ours=ours), started)
     misfits = misfits_of_store(StoreFiles.open(text), disk)
     if misfits:  # before a broker is stopped for it in vain
         raise refusal(text, misfits)
