@@ -38,7 +38,7 @@ class SessionEnlistment(Enlistment):
         self.was_in_transaction = False
         self.was_ended_unseen = False  # by a COMMIT or ROLLBACK that SQLAlchemy did not send
         self.was_undone = False  # by MySQL, which rolled it back for an error, as a deadlock
-        self.session: weakref.ref[Session] | None = None  # whose it is
+        self.sessions: list[weakref.ref[Session]] = []  # whose it is; several may share a connection
         self._connection = None if connection is None else weakref.ref(connection)
         self._root: weakref.ref[RootTransaction] | None = None
         if connection is not None:
@@ -65,9 +65,9 @@ class SessionEnlistment(Enlistment):
 
     @property
     def has_unflushed_rows(self) -> bool:
-        """Whether its session has changes that no statement was sent for."""
-        session = None if self.session is None else self.session()
-        return session is not None and bool(session.new or session.dirty or session.deleted)
+        """Whether a session of it has changes that no statement was sent for."""
+        sessions = [session for one in self.sessions if (session := one()) is not None]
+        return any(session.new or session.dirty or session.deleted for session in sessions)
 
     @property
     def has_begun(self) -> bool:

@@ -104,7 +104,7 @@ def _enlist_session(
     enlistment = _enlist_connection(connection, ledger, known_here)
     if enlistment not in known:
         known.append(enlistment)
-        enlistment.session = weakref.ref(session)
+        enlistment.sessions.append(weakref.ref(session))
     if is_committing(session):  # sent by an event of the flush, behind the check before COMMIT
         checks.check_only_database(session, ledger)
     return enlistment, connection

@@ -203,6 +203,17 @@ def test_the_connection_of_a_session_does_not_commit_past_rows_that_are_not_flus
     assert desk.judge() == (set(), set())
 
 
+def test_a_session_does_not_commit_past_rows_of_another_on_its_connection(desk: Desk) -> None:
+    with Session(desk.engine) as session:
+        session.add(desk.order(1))
+        desk.announce(session, 1)
+        with Session(session.connection(), join_transaction_mode="control_fully") as inner:
+            desk.buy(inner, 2)
+            with pytest.raises(TransactionError, match="committed past the session"):
+                inner.commit()
+    assert desk.judge() == (set(), set())
+
+
 @only_sqlite
 @pytest.mark.parametrize("by", ["a cancellation", "a time limit"])
 def test_what_comes_while_a_session_delivers_comes_behind_its_commit(
