@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -41,21 +41,27 @@ def bodies(consumer: Consumer, count: int) -> list[str]:
     return received
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("verb", [Consumer.ack, Consumer.retry])
 def test_a_member_that_is_silent_for_too_long_loses_its_queues_and_its_say(
-    checkback_store: LiveStore, monkeypatch: pytest.MonkeyPatch
+    checkback_store: LiveStore,
+    monkeypatch: pytest.MonkeyPatch,
+    verb: Callable[[Consumer, broker.ReceivedMessage], bool],
+    *,
+    ordered: bool,
 ) -> None:
-    """Fencing: what it acknowledges afterwards moves nothing, and the message was given to another."""
+    """Fencing: what it acknowledges or gives back afterwards moves nothing, and the message was given to another."""
     checkback_store.append(broker.Message("orders", b"a"))
-    with checkback_store.consumer("billing", "orders") as hung:
+    with checkback_store.consumer("billing", "orders", ordered=ordered) as hung:
         message = hung.receive(WAIT_S)
         assert message is not None
         hung._keeper._stop.set()  # its thread stands still, as in a process that is stopped
         hung._keeper._thread.join()
         hung._positions.cells.beat(hung._member.place, 0)
         monkeypatch.setattr("broker.consuming.group.membership.SILENT_MS", 1000)
-        with checkback_store.consumer("billing", "orders") as other:
+        with checkback_store.consumer("billing", "orders", ordered=ordered) as other:
             assert bodies(other, 1) == ["a"]
-            assert not hung.ack(message)
+            assert not verb(hung, message)
             assert other.positions()["orders", 0] == 1
 
 

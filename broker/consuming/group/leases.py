@@ -255,7 +255,7 @@ class Leases:
         """Ordered: hand the same message out once more after a pause, before all that follow it."""
         with self.mutex:
             hand = self._hands.pop(commitlog_offset, None)
-            if hand is None:
+            if hand is None or self._cells.fence(hand.lease.cell) != hand.lease.fence:
                 return False
             lease = hand.lease
             lease.in_hand -= 1
