@@ -107,3 +107,19 @@ def test_no_room_for_a_checkpoint(small: Path) -> None:
     assert (small / "store" / "checkback" / "checkpoint").read_bytes() != before
     store.close()
     assert verify(small / "store").ok
+
+
+@pytest.mark.usefixtures("no_upkeep")
+def test_mode_os_flushes_without_room_for_the_next_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sends go on to the end of this one, and a power cut is to take the last seconds of them alone."""
+
+    def full(*_: object) -> None:
+        raise StoreFull("there is no room")
+
+    monkeypatch.setattr(BackgroundTasks, "make_segment_ahead", full)
+    store = open_writer(str(tmp_path), Disk(), ROOMY, sync="os")
+    placed = store.append_one(half(0))
+    store.upkeep._forced_s = float("-inf")
+    store.upkeep._care()
+    assert store.control[Word.DURABLE] >= placed.end
+    store.close()

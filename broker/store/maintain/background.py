@@ -24,7 +24,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from broker.errors import BrokerError, StoreError
+from broker.errors import BrokerError, StoreError, StoreFull
 from broker.store.disk.files import ReadFile
 from broker.store.disk.fork_mark import fork_mark
 from broker.store.disk.lock_calls import forked_unseen
@@ -182,7 +182,8 @@ class BackgroundTasks:
         try:
             tail, before = self._words[Word.TAIL], self._care_tail
             self._care_tail = tail
-            self.make_segment_ahead(tail - before if before >= 0 else 0)
+            with contextlib.suppress(StoreFull):  # the append that needs it says so; what is there is flushed
+                self.make_segment_ahead(tail - before if before >= 0 else 0)
             if now_s - self._forced_s >= FORCE_EVERY_S:
                 self._forced_s = now_s
                 self._sync()
