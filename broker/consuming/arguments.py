@@ -15,8 +15,8 @@ from broker.format.topics import (
     retry_topic,
 )
 from broker.message import ReceivedMessage
+from broker.store.maintain.retention import SECONDS_MAX
 
-_SECONDS_MAX = 1e15  # of ten times as many no store holds the milliseconds, in 64 bits
 _DELAY_LEVELS = len(parse_delay_levels())
 
 
@@ -64,7 +64,7 @@ def check_seconds(name: str, seconds: object, *, may_be_zero: bool = False) -> N
     """Raises BrokerError for what is not a time; None is not a limit."""
     if seconds is None and may_be_zero:
         return
-    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 <= seconds <= _SECONDS_MAX
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 <= seconds <= SECONDS_MAX
     if not is_number or not (seconds or may_be_zero):
         least = "from 0 on" if may_be_zero else "above 0"
         raise BrokerError(f"{name} is a number of seconds {least}, not {shown(seconds)}")

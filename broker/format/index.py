@@ -30,6 +30,7 @@ HEADER_SIZE = 40
 SLOT_SIZE = 4
 ITEM_SIZE = 20
 NO_ITEM = 0
+TIME_DIFF_S_MAX = (1 << 31) - 1  # what an item can hold
 
 _SLOT = struct.Struct(">i")
 _INT_MIN = -(1 << 31)
@@ -100,7 +101,7 @@ def time_diff_s(store_timestamp_ms: int, begin_timestamp_ms: int) -> int:
     """
     if begin_timestamp_ms <= 0:
         return 0
-    return min(max(0, (store_timestamp_ms - begin_timestamp_ms) // 1000), (1 << 31) - 1)
+    return min(max(0, (store_timestamp_ms - begin_timestamp_ms) // 1000), TIME_DIFF_S_MAX)
 
 
 def chain(buffer: Any, code: int, slots: int, items: int) -> Iterator[tuple[int, IndexItem]]:

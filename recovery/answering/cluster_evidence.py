@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from broker.cluster.live_cluster import LiveCluster
+from broker.cluster.membership.holdings import READY_BYTES_MAX
 from broker.database.ledger_binding import LEDGER_BINDING, Binding, KnownLedger, RememberedLedgers
 from broker.enlisting.ledger_key import LEDGER_KEY
 from broker.errors import BrokerError
@@ -21,8 +22,7 @@ from broker.log_fields import event
 from broker.transaction.events import BY
 from recovery.checkback.ledgers.proof import CommittedKey
 
-_NEWEST, _FARTHER = 32, 512  # of each queue
-_BYTES_MAX = 16 << 20  # of the bodies of a queue that are read for the second
+_NEWEST, _FARTHER = 32, 512  # of each queue; no more of the second than one look brings
 _LOOK_S = 10.0  # for so long a look at the topics counts
 _KEYS = 64
 _log = logging.getLogger("recovery")
@@ -77,7 +77,7 @@ class ClusterEvidence:
         searched = self._searched.setdefault(binding_id, set())
         topics = sorted(self._sizes.keys() - searched)  # those that could be read
         searched.update(topics)
-        limits = {topic: min(_FARTHER, _BYTES_MAX // self._sizes[topic]) for topic in topics}
+        limits = {topic: min(_FARTHER, READY_BYTES_MAX // self._sizes[topic]) for topic in topics}
         return [self._read(topic, limit) or {} for topic, limit in limits.items() if limit > _NEWEST]
 
     def _look(self, topic: str) -> None:

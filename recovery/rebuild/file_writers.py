@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from broker.format.consumequeue import UNIT_SIZE
-from broker.format.index import HEADER_SIZE, IndexHeader, IndexItem, file_size, item_at, slot_at
+from broker.format.index import HEADER_SIZE, TIME_DIFF_S_MAX, IndexHeader, IndexItem, file_size, item_at, slot_at
 from broker.store.disk.files import Disk, Map
 from broker.store.disk.maps import OpenFile
 from broker.store.write.mapped import MappedQueue, OpenMaps
@@ -23,7 +23,6 @@ from recovery.scan.units import Ints, Rows
 from recovery.verify.index_items import IndexingRule
 
 _ITEM = np.dtype(IndexItem.DTYPE)
-_SECONDS_MAX = (1 << 31) - 1
 
 
 class UnitFiles:
@@ -175,8 +174,10 @@ class IndexFiles:
         rows = np.zeros(len(items), _ITEM)
         rows["key_hash"], rows["commitlog_offset"] = items["key_hash"], items["commitlog_offset"]
         after_ms = np.maximum(items["store_ms"] - header.begin_timestamp_ms, 0)
-        exact = np.minimum(after_ms // 1000, _SECONDS_MAX)
-        rows["time_diff_s"] = exact if self._rule is not IndexingRule.V3 else np.minimum(after_ms, _SECONDS_MAX) // 1000
+        exact = np.minimum(after_ms // 1000, TIME_DIFF_S_MAX)
+        rows["time_diff_s"] = (
+            exact if self._rule is not IndexingRule.V3 else np.minimum(after_ms, TIME_DIFF_S_MAX) // 1000
+        )
         slots = np.abs(items["key_hash"].astype(np.int64)) % self._slots
         numbers = header.next_item + np.arange(len(items))
         order = np.argsort(slots, kind="stable")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from broker.format.index import IndexItem
+from broker.format.index import TIME_DIFF_S_MAX, IndexItem
 from recovery.findings import Finding, Findings
 from recovery.scan.kinds import Kinds
 from recovery.scan.records import Records
@@ -26,7 +26,6 @@ ITEM = np.dtype([*IndexItem.DTYPE, ("number", "i8"), ("file", "i8")])
 _ON_DISK = np.dtype(IndexItem.DTYPE)
 _AT_LEAST, _AT_ONCE = 1 << 12, 1 << 18
 _SAME = ("commitlog_offset", "key_hash")
-_SECONDS_MAX = (1 << 31) - 1
 
 ItemDifferences = tuple[Rows, Rows]  # what the index lacks (EXPECTED of index_items), and items of no key (ITEM)
 
@@ -233,9 +232,9 @@ def right_times(file: IndexFileView, items: Ints, live: Rows, store_ms: Ints) ->
     """
     header, stated_s = file.header, live["time_diff_s"]
     after_ms = np.maximum(store_ms - header.begin_timestamp_ms, 0)
-    fits = stated_s == np.minimum(after_ms // 1000, _SECONDS_MAX)
+    fits = stated_s == np.minimum(after_ms // 1000, TIME_DIFF_S_MAX)
     if not fits.all():
-        fits |= stated_s == np.minimum(after_ms, _SECONDS_MAX) // 1000  # 3.0
+        fits |= stated_s == np.minimum(after_ms, TIME_DIFF_S_MAX) // 1000  # 3.0
     if file.before_ms is None:
         fits |= (items == 1) & (stated_s >= 0)
     elif file.before_ms:

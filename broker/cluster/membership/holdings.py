@@ -14,13 +14,14 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from broker.consuming.reading import BODY_BYTES_MAX
 from broker.consuming.window import Window
 from broker.format.topics import RETRY_PREFIX
 from broker.message import ReceivedMessage
 from broker.remoting.bodies import MessageQueue
 
 READY_MAX = 64  # of one queue, pulled and not handed out
-READY_BYTES_MAX = 16 << 20  # of their bodies: no more is pulled. RocketMQ: pullThresholdSizeForQueue, 100 MiB
+READY_BYTES_MAX = BODY_BYTES_MAX  # of their bodies: no more is pulled. RocketMQ: pullThresholdSizeForQueue, 100 MiB
 OPEN_MAX = 1000  # of one queue, not acknowledged. RocketMQ: pullThresholdForQueue
 
 

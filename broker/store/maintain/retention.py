@@ -13,7 +13,7 @@ from typing import Any
 
 from broker.errors import BrokerError, shown
 
-_SECONDS_MAX = 1e15  # of ten times as many no store holds the milliseconds, in 64 bits
+SECONDS_MAX = 1e15  # of ten times as many no store holds the milliseconds, in 64 bits
 GONE_AFTER_S = 7 * 86_400.0  # a group that was stopped over the holidays finds everything
 
 
@@ -43,7 +43,7 @@ class Retention:
     def __post_init__(self) -> None:
         for name in ("keep_s", "gone_after_s"):
             value = getattr(self, name)
-            if value is not None and not (_is_number(value, int | float) and 0 <= value <= _SECONDS_MAX):
+            if value is not None and not (_is_number(value, int | float) and 0 <= value <= SECONDS_MAX):
                 raise BrokerError(f"{name} is a number of seconds, 0 or more, not {shown(value)}")
         for name in ("max_bytes", "free_bytes"):
             value = getattr(self, name)
