@@ -6,6 +6,7 @@ import pytest
 
 import broker
 from broker.cluster.membership import group_member
+from broker.cluster.network import client as client_of_brokers
 from broker.remoting.codes import RequestCode
 from broker.remoting.command import RemotingCommand
 from tests.backends.clusters import Connected
@@ -61,3 +62,30 @@ def test_a_position_that_cannot_be_written_names_its_queue(served: Connected, ca
         assert message is not None
         assert consumer.ack(message)
     assert "group billing: its position in queue 0 of carts at broker-a was not written: " in caplog.text
+
+
+def test_a_broker_that_is_back_and_refuses_is_said(
+    served: Connected, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An account was taken away as it was started again: the log said "no connection", and no message came."""
+    monkeypatch.setattr(client_of_brokers, "_BACK_S", 0.02)
+    monkeypatch.setattr(group_member, "_AFTER_FAILURE_S", 0.02)
+    refused = RequestCode.HEART_BEAT, RequestCode.PULL_MESSAGE
+    asked: list[int] = []
+
+    def refuse(command: RemotingCommand) -> RemotingCommand:
+        asked.append(command.code)
+        return RemotingCommand(RequestCode.GET_KV_CONFIG, command.opaque) if command.code in refused else command
+
+    def said(sentence: str) -> list[str]:
+        return [one for one in (record.getMessage() for record in caplog.records) if one.startswith(sentence)]
+
+    with served.client.consumer("billing", "carts"):
+        target, served.proxy.target = served.proxy.target, "127.0.0.1:1"  # where nothing listens
+        served.proxy.cut()
+        assert awaited(lambda: said("no heartbeat to") and said("no pull of"))
+        served.proxy.request, served.proxy.target = refuse, target
+        assert awaited(lambda: asked.count(RequestCode.PULL_MESSAGE) > 30)
+        for sentence in ("no heartbeat to", "no pull of %RETRY%billing"):
+            assert awaited(lambda sentence=sentence: len(said(sentence)) == 2)
+            assert " refused " in said(sentence)[1]

@@ -18,11 +18,12 @@ from broker.cluster.membership.allocation import averagely
 from broker.cluster.membership.group_calls import GroupCalls, Pulled
 from broker.cluster.membership.holdings import HeldQueue, Holdings
 from broker.cluster.membership.running_info import encode_running_info
+from broker.cluster.network.channels import is_refusal
 from broker.cluster.network.client import ClusterClient
 from broker.cluster.network.connection import ClientConnection
 from broker.consuming.group.positions import Start
 from broker.consuming.tags import Selection
-from broker.errors import BrokerError, ClusterError, NotPermitted
+from broker.errors import BrokerError, NotPermitted
 from broker.log_fields import event
 from broker.message import ReceivedMessage
 from broker.remoting.bodies import ConsumerData, MessageQueue, SubscriptionData
@@ -186,7 +187,7 @@ class GroupMember:
                 position = await self._calls.start_offset(queue, self._start_in(queue))
             except BrokerError as error:
                 self._warn_of_waiting(queue, "its broker says where to begin", error)
-                if isinstance(error, ClusterError) and error.code is None:
+                if not is_refusal(error):
                     silent.add(queue.broker_name)
                 continue
             self._failing.discard(queue)
@@ -252,7 +253,7 @@ class GroupMember:
     # Pulls
 
     async def _pull_on(self, held: HeldQueue) -> None:
-        is_failing = False
+        failing: bool | None = None  # whether it was a refusal that was logged
         while not held.is_dropped:
             is_locked = time.monotonic() < held.locked_until_s
             if held.is_full or held.is_draining or not is_locked:
@@ -266,12 +267,12 @@ class GroupMember:
                 found = await self._calls.pull(held.queue, window.next, subscription, self._selection)
                 moved_to = await self._moved_to(held, found) if found.is_moved else None
             except BrokerError as error:
-                if not is_failing:
+                if failing != is_refusal(error):
                     _warn_of_pull(held, error)
-                is_failing = True
+                failing = is_refusal(error)
                 await asyncio.sleep(_AFTER_FAILURE_S)
                 continue
-            is_failing = False
+            failing = None
             if held.window is not window:  # it was moved meanwhile: this is of the place before
                 continue
             if moved_to is not None:
@@ -387,7 +388,7 @@ class GroupMember:
 
 
 def _warn_of_pull(held: HeldQueue, error: BrokerError) -> None:
-    """Once, until the queue can be pulled again; of a queue that was given up meanwhile, nothing."""
+    """Once for either kind, until the queue can be pulled again; of a queue that was given up meanwhile, nothing."""
     if not held.is_dropped:
         place = f"{held.queue.topic} from {held.queue.broker_name}"
         _log.warning(

@@ -12,12 +12,16 @@ from collections.abc import Callable
 
 from broker.cluster.network.connection import ClientConnection, OnRequest
 from broker.cluster.network.settings import ClientSettings
-from broker.errors import ClusterError, MessageRejected, NotPermitted
+from broker.errors import BrokerError, ClusterError, MessageRejected, NotPermitted
 from broker.remoting.codes import RequestCode, ResponseCode, name_of
 from broker.remoting.command import ONEWAY, RemotingCommand
 from broker.remoting.header import Header
 
 _REJECTED = (ResponseCode.MESSAGE_ILLEGAL, ResponseCode.INVALID_PARAMETER)
+
+
+class _TlsFailed(ClusterError):
+    """Something is there, and its TLS or its certificate is not what it is to be."""
 
 
 class Channels:
@@ -100,9 +104,9 @@ class Channels:
             )
         except ssl.SSLCertVerificationError as error:
             why = error.verify_message.rstrip(".")
-            raise ClusterError(f"{address}: TLS failed, for its certificate is refused: {why}") from None
+            raise _TlsFailed(f"{address}: TLS failed, for its certificate is refused: {why}") from None
         except ssl.SSLError as error:
-            raise ClusterError(f"{address}: TLS failed: {error.reason or error}") from None
+            raise _TlsFailed(f"{address}: TLS failed: {error.reason or error}") from None
         except ConnectionError as error:
             if tls is not None and not str(error):  # asyncio says nothing of an end in the middle of the handshake
                 text = "TLS failed: it closed the connection. Does it speak TLS? Without it, leave out tls"
@@ -125,6 +129,11 @@ class Channels:
     def close(self) -> None:
         for connection in list(self._open.values()):
             connection.close()
+
+
+def is_refusal(error: BrokerError) -> bool:
+    """Whether something is there, and refuses: that will last, where one that was not reached may be back soon."""
+    return not isinstance(error, ClusterError) or error.code is not None or isinstance(error, _TlsFailed)
 
 
 def checked(answer: RemotingCommand, code: RequestCode, place: str) -> RemotingCommand:

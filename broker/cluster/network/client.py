@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from broker.cluster.network.channels import Channels, checked
+from broker.cluster.network.channels import Channels, checked, is_refusal
 from broker.cluster.network.connection import ClientConnection
 from broker.cluster.network.event_loop import LoopThread
 from broker.cluster.network.route_table import RouteTable
@@ -47,7 +47,7 @@ class ClusterClient:
         self._wake = asyncio.Event()
         self._lost: set[str] = set()  # addresses of brokers whose connection is to be opened again
         self._fresh: set[str] = set()  # addresses that have not heard of this client yet
-        self._silent: set[str] = set()  # addresses whose failure was logged
+        self._failing: dict[str, bool] = {}  # addresses whose failure was logged, and whether it was a refusal
         self._tasks: set[asyncio.Task[None]] = set()
 
     def answers(self, code: RequestCode, answerer: Answerer) -> None:
@@ -157,14 +157,16 @@ class ClusterClient:
         body = HeartbeatData(self.client_id, tuple(sorted(self.producer_groups)), consumers).encode()
         failures = await asyncio.gather(*(self._greet(one, body) for one in addresses))
         for address, failure in zip(addresses, failures, strict=True):
-            if failure and address not in self._silent:
+            if failure is None:
+                self._failing.pop(address, None)
+            elif self._failing.get(address) != (refuses := is_refusal(failure)):
+                self._failing[address] = refuses
                 _log.warning(
                     "no heartbeat to %s, until it is there again: %s",
                     address,
                     failure,
                     extra=event("heartbeat-failed", peer=address),
                 )
-            (self._silent.add if failure else self._silent.discard)(address)
         return [failure for failure in failures if failure is not None]
 
     async def _greet(self, address: str, body: bytes) -> BrokerError | None:
