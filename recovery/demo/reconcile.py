@@ -18,7 +18,6 @@ from recovery.demo.shop import POINTS, CartEntry, Effect, Lock, Order, Points, P
 
 OF_AN_ORDER = ("locked", "created", "cart emptied", "paid", "deducted", "shipped", "points")
 OF_A_RELEASE = ("locked", "released")
-_FAULTS_SHOWN = 20
 
 
 class CountCheck(NamedTuple):
@@ -55,8 +54,6 @@ def reconcile(engine: Engine, crashes: Mapping[str, int], seconds: float = 0.0, 
         faults = list(_of_locks(session))
     faults += [f"{line.what}: expected {line.expected}, found {line.found}" for line in counts if line[1] != line[2]]
     rare = [f"{kind}: only {hits} times, which proves little" for kind, hits in crashes.items() if hits < least]
-    if len(faults) > _FAULTS_SHOWN:
-        faults = [*faults[:_FAULTS_SHOWN], f"... and {len(faults) - _FAULTS_SHOWN} more"]
     return Reconciliation(dict(crashes), counts, faults, rare, seconds)
 
 

@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 import broker
 from recovery.cli import consumer as verbs_consume
 from recovery.cli.declaration import VerbGroup
+from recovery.cli.terminal.tables_consumer import reconciliation
 from recovery.demo import roles, shop
 from recovery.demo.crashes import ALL
 from recovery.demo.reconcile import CountCheck, Reconciliation, reconcile
@@ -138,6 +139,16 @@ def test_an_effect_too_many_is_a_fault(session: Session, kind: str) -> None:
 def test_an_effect_too_few_is_a_fault(session: Session, kind: str) -> None:
     session.execute(delete(shop.Effect).where(shop.Effect.kind == kind))
     assert faults(session)
+
+
+def test_all_faults_are_counted(session: Session) -> None:
+    """It said that there were 21, however many there were."""
+    session.add_all(shop.Lock(id=f"lost {number}", customer="d", sku="a") for number in range(40))
+    session.commit()
+    result = reconcile(session.get_bind(), {})
+    lines = [str(line) for line in reconciliation(result)]
+    assert f"NOT reconciled: {len(result.faults)} faults" in lines[-1]
+    assert f"... and {len(result.faults) - 20} more" in lines
 
 
 def test_an_effect_without_an_order_is_a_fault(session: Session) -> None:

@@ -16,6 +16,8 @@ from recovery.views.dead_letters import DeadLetter
 if TYPE_CHECKING:
     from recovery.demo.reconcile import Reconciliation  # loads SQLAlchemy, which the other verbs do not need
 
+_FAULTS_SHOWN = 20
+
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]], right: Sequence[str] = ()) -> Table:
     made = Table(*columns, right=right)
@@ -72,7 +74,9 @@ def reconciliation(result: Reconciliation) -> Iterator[Shown]:
     yield table(("counted", "expected", "found"), [(one.what, one.expected, one.found) for one in result.counts],
                 right=("expected", "found"))  # fmt: skip
     yield ""
-    yield from (printable(fault) for fault in (*result.faults, *result.rare))
+    omitted = len(result.faults) - _FAULTS_SHOWN
+    more = [f"... and {omitted} more"] if omitted > 0 else []
+    yield from (printable(line) for line in (*result.faults[:_FAULTS_SHOWN], *more, *result.rare))
     if result.faults:
         yield Styled(f"NOT reconciled: {count(len(result.faults), 'fault')}", "bold red")
     elif result.rare:
