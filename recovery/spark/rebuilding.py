@@ -159,7 +159,7 @@ class SparkBuild(Build):
 
     @property
     def rebuild_plan(self) -> RebuildPlan:
-        """What the tasks are told."""
+        """What each task has to know."""
         whole_records = self.index.whole_records
         return RebuildPlan(
             StoreLocation(self.files.path).for_all(),
