@@ -241,7 +241,7 @@ def _sealed(connection: Connection) -> SessionEnlistment | None:
     if not enlistment.ledgers:  # no message joined it: it is known for a send that failed, and was rolled back
         of_connection.pop(connection, None)
         return None
-    if enlistment.has_unflushed_rows:  # where a session commits, it has flushed: another has not
+    if (not enlistment.session_commits or len(enlistment.sessions) > 1) and enlistment.has_unflushed_rows:
         text = "the connection of a session was committed past the session, which has rows to flush: nothing was saved"
         raise TransactionError(f"{text}. Call session.commit()")
     if not enlistment.is_durable:
