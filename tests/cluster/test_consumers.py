@@ -203,3 +203,26 @@ def member_of(*, ordered: bool = False, known: int = 0) -> tuple[GroupMember, li
     member._ordered, member._data = ordered, SimpleNamespace(group="billing")
     member._calls, member._give_up = SimpleNamespace(start_offset=start_offset), give_up
     return member, given_up
+
+
+@pytest.mark.parametrize("meanwhile", [True, False])
+def test_a_position_that_its_broker_forgot_is_written_by_whom_the_queue_is_given_up(meanwhile: bool) -> None:
+    """The next member begins there. Once it has the queue, nothing is written into what it has written."""
+    member: Any = member_of()[0]
+    del member._give_up
+    holdings = member._holdings = Holdings(ordered=False, retries_first=False)
+    held = holdings.add(MessageQueue("carts", 0, "broker-a"), 5)
+    held.committed, held.may_be_forgotten, held.is_pulled_since = 5, True, True
+    written = list[int]()
+
+    async def position(_: MessageQueue) -> int:
+        if meanwhile:
+            holdings.drop(held)
+        return 3
+
+    async def commit(_: MessageQueue, position: int) -> None:
+        written.append(position)
+
+    member._calls = SimpleNamespace(position=position, commit=commit)
+    asyncio.run(member._commit(held) if meanwhile else member._give_up(held))
+    assert written == ([] if meanwhile else [5])

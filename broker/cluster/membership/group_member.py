@@ -235,6 +235,8 @@ class GroupMember:
         position = held.window.position
         self._holdings.drop(held)
         try:
+            if held.may_be_forgotten and held.is_pulled_since:
+                await self._look_after(held)
             if position != held.committed:
                 await self._calls.commit(held.queue, position)
             if self._ordered:
@@ -334,6 +336,8 @@ class GroupMember:
             await self._catch_up(held)
             if held.may_be_forgotten and held.is_pulled_since:
                 await self._look_after(held)
+                if held.is_dropped:  # meanwhile: another member's is farther by now
+                    return
             position = held.window.position
             if position != held.committed:
                 await self._calls.commit(held.queue, position)
