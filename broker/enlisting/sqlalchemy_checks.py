@@ -16,7 +16,7 @@ from urllib.parse import unquote
 from broker.database.ledger_identity import DatabaseIdentity, difference
 from broker.enlisting.attached_files import check_attached
 from broker.enlisting.sqlalchemy_enlistments import is_committing, is_in_autocommit, of_session
-from broker.enlisting.sqlalchemy_rows import in_transaction
+from broker.enlisting.sqlalchemy_rows import check_no_stream, in_transaction
 from broker.errors import BrokerError, TransactionError
 from broker.ledger import Ledger, executor
 
@@ -139,6 +139,7 @@ def check_place(connection: Connection, ledger: Ledger) -> None:
     pool = connection.engine.pool
     if pool is ledger.session_engine.pool or ledger.dialect == "sqlite" or pool in _in_place.get(ledger, ()):
         return
+    check_no_stream(connection)
     actual = ledger.look(executor(connection)).identity
     for bound in ledger.identities:
         if what := _difference(bound, actual):

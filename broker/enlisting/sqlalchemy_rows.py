@@ -62,6 +62,7 @@ class SqlAlchemyRows:
             "store_id": store_id,
             "decided_by": None,
         }
+        check_no_stream(connection)
         statement, values_of = self._statement(connection.dialect)
         try:
             done = connection.exec_driver_sql(statement, values_of(row))
@@ -142,6 +143,19 @@ def _rows(connection: Connection, statement: Select[Any]) -> Iterable[Sequence[A
     with contextlib.closing(connection.connection.cursor()) as cursor:
         cursor.execute(words)
         return list(cursor.fetchall())
+
+
+def check_no_stream(connection: Connection) -> None:
+    """Raises TransactionError while PyMySQL or aiomysql reads a result row by row: a statement of ours would end it.
+
+    Without an error: who iterates over it would take what was read for all there is.
+    """
+    if connection.dialect.name not in _MYSQL:
+        return
+    result = getattr(connection.connection.driver_connection, "_result", None)
+    if getattr(result, "unbuffered_active", False):
+        text = "a result is read row by row on the connection (yield_per, stream_results), and a send writes to it"
+        raise TransactionError(f"{text}: send before it, or once all its rows are read, or read it in another session")
 
 
 def in_transaction(connection: Connection) -> bool | None:

@@ -206,6 +206,27 @@ def test_a_rollback_by_mariadb_before_the_first_send_leaves_no_message_without_i
     assert desk.judge() == ({2}, {2})
 
 
+def test_a_send_ends_no_result_that_is_read_row_by_row(desk: Desk) -> None:
+    """PyMySQL would drop the other rows without an error. Behind a send there is nothing to write at the next."""
+    if desk.url.get_backend_name() != "mariadb":
+        pytest.skip("MySQL's and MariaDB's own")
+    desk.next_case()
+    numbers = text("SELECT 1 UNION SELECT 2 UNION SELECT 3").execution_options(yield_per=1)
+    with Session(desk.engine) as session:
+        read = session.execute(numbers).scalars()
+        with pytest.raises(TransactionError, match="row by row"):
+            desk.announce(session, next(read))
+        read.close()
+        session.rollback()
+        desk.buy(session, 4)
+        for number in session.execute(numbers).scalars():
+            desk.announce(session, number)
+        for number in (1, 2, 3):
+            desk.save(session, number)
+        session.commit()
+    assert desk.judge() == ({1, 2, 3, 4}, {1, 2, 3, 4})
+
+
 @pytest.mark.parametrize("is_first", [False, True])
 def test_a_rollback_by_sqlite_before_the_first_send_leaves_no_message_without_its_order(
     desk: Desk, is_first: bool
