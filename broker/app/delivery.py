@@ -43,11 +43,11 @@ class DelayedDelivery:
         while not self._stopping.wait(_TICK_S):
             try:
                 self._member.beat()
-                self._positions.exchange.export()
                 self._schedule.deliver(self._store.writer.clock.now_ms())
+                self._positions.exchange.export()  # last: on a full disk what is due may fit into the log
             except Exception as error:  # noqa: BLE001 - a thread that dies would deliver nothing any more
                 _log.warning(
-                    "delayed messages are not delivered now, and this is tried again: %s",
+                    "delayed messages, or the export of positions, wait, and are tried again: %s",
                     error if isinstance(error, BrokerError) else repr(error),
                     extra=event("delayed-waits", store=self._store.path),
                 )

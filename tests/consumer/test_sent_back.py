@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import broker
+from broker.app.delivery import DelayedDelivery
 from broker.consumer import Consumer
+from broker.consuming.group.offset_export import OffsetExport
 from broker.consuming.redelivery import resent, sent_back
 from broker.format.commitlog import decode, encode, make_record
 from broker.format.java import Host
@@ -18,6 +23,7 @@ from broker.live import LiveStore
 from broker.message import ReceivedMessage
 from broker.testing.crash_disk import SMALL, FakeClock
 from recovery.views.dead_letters import dead_letters
+from tests.server.processes import await_true
 
 WAIT_S = 20
 
@@ -207,6 +213,25 @@ def test_a_damaged_delayed_message_holds_up_no_consumer(
         checkback_store.append(broker.Message("orders", b"now"))
         assert next_of(consumer).body == b"now"
     assert [one.levelname for one in caplog.records if "cannot be delivered" in one.getMessage()] == ["ERROR"]
+
+
+@pytest.mark.parametrize("deliver", [DelayedDelivery, lambda store: broker.serve(store, "127.0.0.1:0")])
+def test_delayed_messages_come_where_the_export_of_positions_finds_no_room(
+    checkback_store: LiveStore,
+    checkback_clock: FakeClock,
+    monkeypatch: pytest.MonkeyPatch,
+    deliver: Callable[[LiveStore], Any],
+) -> None:
+    """A segment of the log has room for long on a full disk. Nobody else delivers while this process has the lease."""
+
+    def full(*_: object, **__: object) -> None:
+        raise broker.StoreFull("there is no room")
+
+    checkback_store.append(broker.Message("orders", b"a"), extra_properties={"DELAY": "1"})
+    with contextlib.closing(deliver(checkback_store)), monkeypatch.context() as patch:
+        patch.setattr(OffsetExport, "export", full)
+        checkback_clock.advance(2)
+        await_true(lambda: checkback_store.queue_end("orders", 0) == 1, WAIT_S)
 
 
 def test_messages_that_fit_together_only_while_they_wait_are_delivered(
