@@ -33,7 +33,7 @@ from broker.consuming.group.leases import Leases
 from broker.consuming.group.membership import Membership
 from broker.consuming.group.positions import Positions, Start
 from broker.consuming.reading import readable_end
-from broker.consuming.redelivery import RETRIES_MAX, sent_back
+from broker.consuming.redelivery import RETRIES_MAX, record_of, sent_back
 from broker.consuming.tags import Selection
 from broker.errors import StoreError
 from broker.format.topics import SCHEDULE_TOPIC, retry_topic
@@ -174,14 +174,13 @@ class Consumer(Receiver):
                 return False
             if delay_level is None and delay_ms is None:
                 delay_level = self._retry_delay_level
-            record = self._store.commitlog.read(message.commitlog_offset)
-            if record is not None:  # else it expired
-                made = sent_back(
-                    record, self.group, delay_level=delay_level, retries_max=self._max_retries, delay_ms=delay_ms,
-                    now_ms=self._store.writer.clock.now_ms(), reason=text,
-                )  # fmt: skip
-                self._make_topic(made.topic)
-                self._store.writer.append([made])
+            record = self._store.commitlog.read(message.commitlog_offset) or record_of(message)
+            made = sent_back(
+                record, self.group, delay_level=delay_level, retries_max=self._max_retries, delay_ms=delay_ms,
+                now_ms=self._store.writer.clock.now_ms(), reason=text,
+            )  # fmt: skip
+            self._make_topic(made.topic)
+            self._store.writer.append([made])
         return self._leases.acknowledge(message.commitlog_offset, was_sent_back=True)
 
     # Where it stands

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 from broker.errors import CorruptRecord, MessageRejected
 from broker.format import properties as names
-from broker.format.commitlog import Record
-from broker.format.java import encode_message_id
+from broker.format.commitlog import Record, make_record
+from broker.format.java import decode_message_id, encode_message_id
 from broker.format.sysflag import COMPRESSED, COMPRESSION_MASK
 from broker.format.topics import DLQ_PREFIX, SCHEDULE_TOPIC, dlq_topic, parse_delay_levels, retry_topic
 from broker.message import ReceivedMessage
@@ -79,6 +79,18 @@ def sent_back(
     return _first_that_fits(record, delayed + at_once, times)
 
 
+def record_of(message: ReceivedMessage) -> Record:
+    """A message in hand as a record, where retention removed its own meanwhile: the copy is made from what is left."""
+    host, commitlog_offset = decode_message_id(message.message_id)
+    properties = {name: value for name, value in message.properties.items() if name and value}
+    return make_record(
+        message.topic, message.body, names.encode(properties), born_host=host, store_host=host,
+        born_timestamp_ms=message.born_timestamp_ms, store_timestamp_ms=message.store_timestamp_ms,
+        queue_id=message.queue_id, queue_offset=message.queue_offset, commitlog_offset=commitlog_offset,
+        flag=message.flag, reconsume_times=message.reconsume_times,
+    )  # fmt: skip
+
+
 def copied_back(message: ReceivedMessage, delay_level: int, retries_max: int) -> tuple[dict[str, str], int, int]:
     """The properties of the copy that a consumer sends to its retry topic itself, and its two numbers of retries.
 
@@ -88,7 +100,7 @@ def copied_back(message: ReceivedMessage, delay_level: int, retries_max: int) ->
     is_dead = delay_level < 0 or message.reconsume_times >= retries_max
     properties = {
         name: value for name, value in message.properties.items()
-        if name not in _OF_A_RECORD and not name.startswith("TIMER_")
+        if name and value and name not in _OF_A_RECORD and not name.startswith("TIMER_")
     }  # fmt: skip
     properties.setdefault(names.RETRY_TOPIC, message.topic)
     properties.setdefault(names.ORIGIN_MESSAGE_ID, message.message_id)

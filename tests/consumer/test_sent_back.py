@@ -53,6 +53,30 @@ def test_it_comes_again_after_the_delay_of_its_level(checkback_store: LiveStore,
         assert consumer.receive(0) is None
 
 
+@pytest.mark.parametrize("level", [0, -1])
+def test_what_retention_removed_meanwhile_is_sent_back_all_the_same(tmp_path: Path, level: int) -> None:
+    """With `even_unread`: `retry` was True, and neither the group nor its dead letters had the message any more."""
+    with (
+        broker.open(tmp_path / "store", layout=SMALL, sync="os") as store,
+        store.consumer("billing", "orders") as consumer,
+    ):
+        store.append(broker.Message("orders", b"a", tag="t", keys=["k"], properties={"mine": "yes"}))
+        first = next_of(consumer)
+        while store.begin_offset == 0:
+            store.append(broker.Message("others", bytes(SMALL.segment_bytes // 2)))
+            store.retain(broker.Retention(max_bytes=1, even_unread=True))
+        assert consumer.retry(first, delay_level=level, reason="no")
+        if level < 0:
+            (dead,) = dead_letters(store, "billing")
+            assert (dead.topic, dead.body_bytes, dead.why) == ("orders", 1, "no")
+            return
+        second = next_of(consumer)
+        assert (second.topic, second.body, second.tag, second.keys) == ("orders", b"a", "t", ("k",))
+        assert (second.unique_key, second.properties["mine"]) == (first.unique_key, "yes")
+        assert (second.reconsume_times, second.born_timestamp_ms) == (1, first.born_timestamp_ms)
+        assert second.properties["ORIGIN_MESSAGE_ID"] == first.message_id
+
+
 @pytest.mark.parametrize("first", [True, False])
 def test_what_comes_back_is_first_where_that_is_asked_for(checkback_store: LiveStore, first: bool) -> None:
     """Else its queue takes its turn, behind those of the topic."""
