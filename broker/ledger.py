@@ -213,9 +213,9 @@ class Ledger(BoundLedger):
         key = properties.get(LEDGER_KEY)
         if key is None or (self.is_async and self.dialect != _SQLITE):
             return None
-        with self._without_loop().connect() as connection:
-            state = connection.execute(select(self.rows.c.state).where(self.rows.c.ledger_key == key)).scalar()
-        return None if state is None else TransactionState(state)
+        with _transactions(self._without_loop())() as execute:
+            found = execute(select(self.rows.c.state).where(self.rows.c.ledger_key == key))
+        return TransactionState(found[0][0]) if found else None
 
     def insert(self, connection: Connection | Session, key: str, group: str, store_id: str) -> None:
         """Insert the row "committed" in a transaction; `key` has 32 characters, as `store_id` has.

@@ -12,8 +12,9 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from broker.database.ledger_binding import put_binding
-from broker.enlisting.ledger_key import new_key
+from broker.enlisting.ledger_key import LEDGER_KEY, new_key
 from broker.ledger import COMMITTED, ROLLED_BACK, Ledger, executor
+from broker.transaction.events import TransactionState
 from recovery.checkback.ledgers.database_errors import answer
 from recovery.checkback.protocol import Outcome
 from tests.backends.shop import BackendShop, announce, save
@@ -121,6 +122,7 @@ def test_a_connection_that_the_application_left_elsewhere_is_asked_where_the_led
     keys = [new_key(1_700_000_000_000), new_key(1_700_000_000_000)]
     answers = resolver.answers(dict.fromkeys(keys, "shop"))
     assert [one.outcome for one in answers.values()] == [Outcome.ROLLED_BACK] * 2
+    assert ledger.state_of({LEDGER_KEY: keys[0]}) is TransactionState.ROLLED_BACK  # as a member of a cluster's group
     assert resolver.expire(1) == 0
     with ledger.engine.connect() as connection:
         assert connection.exec_driver_sql(place).scalar() == "elsewhere"  # as the application left it
