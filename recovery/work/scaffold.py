@@ -13,6 +13,7 @@ from pathlib import Path
 from broker.errors import BrokerError
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
+_OF_PYTEST = re.compile(r"conftest|test_.*|.*_test")  # it loads them before a test has a database of its own
 _TEMPLATES = Path(__file__).parent / "template"
 _FILES = {"application.py.txt": "{name}.py", "tests.py.txt": "test_{name}.py", "readme.md.txt": "README.md"}
 
@@ -29,6 +30,9 @@ def make_application(directory: str) -> Iterator[str]:
         raise BrokerError(f"{name!r} cannot name an application: it is a word of Python's own. Use another, as shop")
     if name in ("broker", "recovery", "test") or name in sys.stdlib_module_names or name in packages_distributions():
         text = f"{name!r:.60} cannot name an application: Python has a module {name}, which it would hide"
+        raise BrokerError(f"{text}. Use another name, as shop")
+    if _OF_PYTEST.fullmatch(name):
+        text = f"{name!r:.60} cannot name an application: pytest would load {name}.py as a file of tests"
         raise BrokerError(f"{text}. Use another name, as shop")
     os.makedirs(directory, exist_ok=True)
     if held := sorted(os.listdir(directory)):

@@ -59,7 +59,10 @@ def test_the_next_steps_need_nothing_that_checkback_does_not_bring(
         assert steps.index("pip install pytest") < steps.index("python -m pytest")
 
 
-@pytest.mark.parametrize("name", ["Shop", "my-shop", "2shop", "broker", ".", "class", "test", "queue", "sqlalchemy"])
+@pytest.mark.parametrize(
+    "name",
+    ["Shop", "my-shop", "2shop", "broker", ".", "class", "test", "queue", "sqlalchemy", "conftest", "test_shop"],
+)
 def test_a_name_that_is_not_a_module_is_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
