@@ -16,6 +16,7 @@ from broker.cluster.membership.allocation import averagely
 from broker.cluster.membership.group_calls import Pulled
 from broker.cluster.membership.group_member import GroupMember
 from broker.cluster.membership.holdings import Holdings
+from broker.cluster.membership.written_positions import WrittenPositions
 from broker.consuming.tags import Selection
 from broker.format import properties as names
 from broker.format.commitlog import encode, make_record
@@ -184,7 +185,7 @@ def test_a_pull_of_a_place_that_was_left_meanwhile_brings_nothing() -> None:
         return Pulled([], at, 8, is_moved=False, is_of_master=True)
 
     member._calls = cast("Any", SimpleNamespace(pull=pull, is_of_master=lambda _queue: True))
-    member._selection = Selection()
+    member._selection, member._positions = Selection(), WrittenPositions(member._calls, holdings)
     asyncio.run(member._pull_on(held))
     assert (begun, list(held.ready), held.window.position) == ([0, 7], [], 7)
 
@@ -223,6 +224,7 @@ def test_a_position_that_its_broker_forgot_is_written_by_whom_the_queue_is_given
     async def commit(_: MessageQueue, position: int) -> None:
         written.append(position)
 
-    member._calls = SimpleNamespace(position=position, commit=commit)
-    asyncio.run(member._commit(held) if meanwhile else member._give_up(held))
+    calls: Any = SimpleNamespace(position=position, commit=commit)
+    positions = member._positions = WrittenPositions(calls, holdings)
+    asyncio.run(positions.write(held) if meanwhile else member._give_up(held))
     assert written == ([] if meanwhile else [5])

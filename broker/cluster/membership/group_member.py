@@ -18,6 +18,7 @@ from broker.cluster.membership.allocation import averagely
 from broker.cluster.membership.group_calls import GroupCalls, Pulled
 from broker.cluster.membership.holdings import HeldQueue, Holdings
 from broker.cluster.membership.running_info import encode_running_info
+from broker.cluster.membership.written_positions import WrittenPositions
 from broker.cluster.network.channels import is_refusal
 from broker.cluster.network.client import ClusterClient
 from broker.cluster.network.connection import ClientConnection
@@ -56,6 +57,7 @@ class GroupMember:
         self._selection, self._start, self._ordered = selection, start, ordered
         self._ack_timeout_s, self._send_back = ack_timeout_s, send_back
         self._calls = GroupCalls(client, data.group)
+        self._positions = WrittenPositions(self._calls, holdings)
         self._subscriptions: dict[str, SubscriptionData] = {one.topic: one for one in data.subscriptions}
         self._notified = asyncio.Event()
         self._started_ms = time.time_ns() // 1_000_000
@@ -235,10 +237,7 @@ class GroupMember:
         position = held.window.position
         self._holdings.drop(held)
         try:
-            if held.may_be_forgotten and held.is_pulled_since:
-                await self._look_after(held)
-            if position != held.committed:
-                await self._calls.commit(held.queue, position)
+            await self._positions.write_last(held, position)
             if self._ordered:
                 await self._calls.unlock([held.queue])
         except BrokerError as error:
@@ -264,7 +263,7 @@ class GroupMember:
             subscription = self._subscriptions[held.queue.topic]
             try:
                 if self._calls.is_of_master(held.queue):
-                    await self._catch_up(held)
+                    await self._positions.catch_up(held)
                 window = held.window
                 found = await self._calls.pull(held.queue, window.next, subscription, self._selection)
                 moved_to = await self._moved_to(held, found) if found.is_moved else None
@@ -312,7 +311,7 @@ class GroupMember:
     async def _commit_on(self) -> None:
         while True:
             await asyncio.sleep(COMMIT_S)
-            await asyncio.gather(*map(self._commit, self._holdings.held))
+            await asyncio.gather(*map(self._positions.write, self._holdings.held))
             for message in self._holdings.overdue(time.monotonic() - self._ack_timeout_s):
                 await self._give_back(message)
 
@@ -331,50 +330,12 @@ class GroupMember:
             )
             self._holdings.again(message, _AFTER_FAILURE_S)
 
-    async def _commit(self, held: HeldQueue) -> None:
-        with contextlib.suppress(BrokerError):  # again in a second
-            await self._catch_up(held)
-            if held.may_be_forgotten and held.is_pulled_since:
-                await self._look_after(held)
-                if held.is_dropped:  # meanwhile: another member's is farther by now
-                    return
-            position = held.window.position
-            if position != held.committed:
-                await self._calls.commit(held.queue, position)
-                held.committed = position
-
     def _connection_changed(self, address: str) -> None:
-        """While the connection is lost, other members may have a queue. And a broker that was killed forgets the
-        positions of its last five seconds, which it had answered.
-
-        Those are looked after when it has answered a pull: where it lost messages, too, its positions are right. Java
-        writes all of its positions every 5 s. RocketMQ: flushConsumerOffsetInterval (5.3.3).
-        """
+        """A connection to a broker was opened, or is lost."""
         for held in self._holdings.held:
             with contextlib.suppress(BrokerError):
                 if self._client.routes.master(held.queue.broker_name) == address:
-                    held.may_be_behind = held.may_be_forgotten = True
-                    held.is_pulled_since = False
-
-    async def _catch_up(self, held: HeldQueue) -> None:
-        """Go on where another member stopped that had the queue meanwhile; before a pull, a position or a lock.
-
-        Else all that it did came again here, and its position was put back. Raises BrokerError.
-        """
-        if not held.may_be_behind:
-            return
-        known = await self._calls.position(held.queue)
-        if known is not None and known > max(held.window.position, held.committed):
-            self._holdings.move(held, known)
-            held.committed = known
-        held.may_be_behind = False
-
-    async def _look_after(self, held: HeldQueue) -> None:
-        """Have a position written once more that its broker forgot. One that is farther is another member's."""
-        known = await self._calls.position(held.queue)
-        if known is None or known < held.committed:
-            held.committed = -1
-        held.may_be_forgotten = False
+                    self._positions.doubt(held)
 
     async def _lock_on(self) -> None:
         while True:
@@ -386,7 +347,7 @@ class GroupMember:
 
     async def _locked(self, held: HeldQueue, since_s: float) -> None:
         with contextlib.suppress(BrokerError):  # again with the next lock
-            await self._catch_up(held)
+            await self._positions.catch_up(held)
             held.locked_until_s = since_s + LOCK_VALID_S
             self._failing.discard(held.queue)
 
