@@ -162,12 +162,15 @@ class OffsetExport:
             )
 
     def _note(self, name: str, word: int, raw: bytes) -> None:
-        """Both count as ours: we may be killed before or after the rename, or lack room. Under the cells' lock."""
+        """Both count as ours: we may be killed before or after the rename, or lack room. Under the cells' lock.
+
+        Raises StoreError where the store was moved: then nothing is read here, and what is there is not known.
+        """
+        self._disk.create_in_store(self._paths.store, self._paths.config(""))
         self._remember(word, self._read(name), raw)
 
     def _write(self, name: str, raw: bytes) -> None:
         path = self._path(name)
-        self._disk.create_in_store(self._paths.store, self._paths.config(""))
         if self._disk.entry(path) is not None:
             self._disk.write_file(f"{path}.bak", self._disk.read(path))
         self._disk.write_file(path, raw)
