@@ -295,6 +295,17 @@ def test_our_own_export_is_never_taken_for_anothers(path: Path) -> None:
         assert consume(store, 1) == [2]
 
 
+def test_the_positions_of_queues_that_only_a_broker_knows_stay_as_they_are(path: Path) -> None:
+    """Of a BatchConsumeQueue and of light messages: when their broker goes on, its groups would begin again."""
+    opened(path).close()
+    (path / "batchconsumequeue" / "batches" / "0").mkdir(parents=True)
+    said = {("batches", "billing"): {0: 7}, ("%LMQ%light", "billing"): {0: 8}, ("orders", "billing"): {0: 9}}
+    (path / "config").mkdir(exist_ok=True)
+    (path / "config" / "consumerOffset.json").write_bytes(encode_consumer_offsets(ConsumerOffsets(said)))
+    opened(path).close()
+    assert offsets(path) == {**said, ("orders", "billing"): {0: 0}}
+
+
 def test_a_full_disk_takes_no_position_back(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is there of the export is ours still, however often the next one finds no room."""
     with opened(path) as store:

@@ -100,9 +100,17 @@ class OffsetExport:
             self._lock.release()
 
     def _within(self, topic: str, queue_id: int, position: int) -> int:
-        if topic.startswith(LMQ_PREFIX):  # its queues are a broker's: nobody here knows how long they are
+        """The position, or the end of its queue before it. How long a broker's own queues are nobody knows here."""
+        if topic.startswith(LMQ_PREFIX) or position <= (end := self._queue_end(topic, queue_id)):
             return position
-        return min(position, self._queue_end(topic, queue_id))
+        return position if topic in self._batch_topics() else end
+
+    def _batch_topics(self) -> set[str]:
+        """The topics whose queues are BatchConsumeQueues."""
+        try:
+            return {entry.name for entry in self._disk.entries(self._paths.batchconsumequeue)}
+        except Missing:
+            return set()
 
     def export(self, *, at_once: bool = False) -> None:
         """Write the files if they are due and say something else than the cells. Raises StoreFull, SyncFailed."""
