@@ -24,6 +24,7 @@ from broker.format.topics import LMQ_PREFIX, SCHEDULE_TOPIC
 from broker.store.disk.append_lock import AppendLock
 from broker.store.disk.files import Missing
 from broker.store.disk.paths import Paths
+from broker.store.read.config import undecoded
 
 EXPORT_MS = 5000  # RocketMQ: flushConsumerOffsetInterval
 SCHEDULE_GROUP = "CID_CHECKBACK_SCHEDULE"  # holds how far each delay level was delivered; never in consumerOffset.json
@@ -232,5 +233,4 @@ def _decoded(path: str, raw: bytes, decode: Callable[[bytes], _T], default: _T) 
     try:
         return decode(raw)
     except CorruptRecord as error:
-        reason = f"{error.reason}. {path}.bak beside it holds the version before"
-        raise CorruptRecord(reason, at=error.at, path=path) from None
+        raise undecoded(error, path) from None

@@ -46,6 +46,11 @@ def _read(directory: StoreDirectory, name: str, decode: Callable[[bytes], _T], d
             try:
                 return decode(raw)
             except CorruptRecord as error:
-                reason = f"{error.reason}. {name}.bak beside it holds the version before"
-                raise CorruptRecord(reason, at=error.at, path=path) from None
+                raise undecoded(error, path) from None
     return default
+
+
+def undecoded(error: CorruptRecord, path: str) -> CorruptRecord:
+    """The error for a file of config/ that does not decode, with the next step."""
+    before = f"{path.removesuffix('.bak')}.bak beside it, if it is there, is the version before"
+    return CorruptRecord(f"{error.reason}. {before}: copy that over it. Else move it aside", at=error.at, path=path)
