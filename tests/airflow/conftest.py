@@ -119,6 +119,7 @@ def connection(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
 @pytest.fixture(scope="session")
 def api(database: None) -> Iterator[Any]:
     """Airflow's API server, without a socket; logged in as its admin."""
+    import airflow.api_fastapi.execution_api.routes  # noqa: F401  (dag.test() would, while another thread asks the API)
     from airflow.api_fastapi.app import create_app
     from fastapi.testclient import TestClient
 
