@@ -225,17 +225,20 @@ class Ledger(BoundLedger):
         row = {"ledger_key": key, "state": COMMITTED, "producer_group": group, "store_id": store_id, "decided_by": None}
         connection.execute(self._insert, row)
 
-    def take_turn(self) -> Callable[[], None]:
+    def take_turn(self, meanwhile: Callable[[], object] = lambda: None) -> Callable[[], None]:
         """Keep the other threads of this process out, as long as nobody waits a second; returns what ends the turn.
 
         SQLite lets one write at a time, and the others sleep and try again, each for up to 100 ms, in no order. By
-        turns they wait as long as it takes, and a flush of the log meanwhile serves all of them. Correctness does
-        not depend on it: a thread that waited in vain goes on without, and later ones do not wait for its holder.
+        turns they wait as long as it takes. Who has to wait calls `meanwhile` first, which then takes none of its turn.
+        Correctness does not depend on turns: a thread that waited in vain goes on without, and later ones do not wait
+        for its holder.
         """
         turn = self._turn
-        if not turn.acquire(timeout=_TURN_S):
-            self._turn = threading.RLock()
-            return lambda: None
+        if not turn.acquire(blocking=False):
+            meanwhile()
+            if not turn.acquire(timeout=_TURN_S):
+                self._turn = threading.RLock()
+                return lambda: None
         return partial(self._end_turn, turn)
 
     def _end_turn(self, turn: threading.RLock) -> None:

@@ -171,13 +171,16 @@ def _before_commit(session: Session) -> None:
 
 
 def _take_turns(enlistment: SessionEnlistment) -> None:
-    """At SQLite's write lock, before the flush takes it (`Ledger.take_turn`); who has the lock does not wait."""
+    """At SQLite's write lock, before the flush takes it (`Ledger.take_turn`); who has the lock does not wait.
+
+    Who has to wait does so for the disk first: in a turn it would keep the others from their COMMITs.
+    """
     connection = enlistment.connection
     if enlistment.is_async or connection is None or all(one.is_inserted for one in enlistment.branches):
         return
     if not in_transaction(connection):
         for ledger in sorted(enlistment.ledgers, key=id):  # in one order, or two threads would wait for each other
-            enlistment.turns.append(ledger.take_turn())
+            enlistment.turns.append(ledger.take_turn(enlistment.wait_durable))
 
 
 def _on_begin(connection: Connection) -> None:

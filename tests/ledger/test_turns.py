@@ -13,6 +13,7 @@ from sqlalchemy import URL, Engine, create_engine, event, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
+from broker.enlisting.enlistment import Enlistment
 from broker.ledger import Ledger
 from broker.local_transaction import SessionTransaction
 from tests.backends.shop import announce
@@ -135,6 +136,27 @@ def test_a_transaction_within_the_flush_of_another_has_its_turn(till: Till) -> N
     till.buy(1, at_flush=once)
     assert took[1] < AT_ONCE_S
     assert till.orders() == [1, 2]
+
+
+def test_who_has_to_wait_for_a_turn_waits_for_the_disk_first(till: Till, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fsync of its half message was a part of its turn, in which no other thread commits."""
+    monkeypatch.setattr("broker.ledger._TURN_S", 60.0)
+    is_durable, waits = threading.Event(), Enlistment.wait_durable
+
+    def wait_durable(enlistment: Enlistment) -> None:
+        waits(enlistment)
+        is_durable.set()
+
+    monkeypatch.setattr(Enlistment, "wait_durable", wait_durable)
+    end_turn = till.ledger.take_turn()
+    thread = in_a_thread(lambda: till.buy(1))
+    try:
+        assert is_durable.wait(10)
+        assert till.orders() == []
+    finally:
+        end_turn()
+    thread.join()
+    assert till.orders() == [1]
 
 
 def test_who_fails_gives_the_turn_back(till: Till) -> None:
