@@ -101,6 +101,28 @@ def test_what_another_member_did_while_the_connection_was_lost_does_not_come_aga
         assert _stands_at(served, message, 4)
 
 
+def test_who_leaves_after_its_connection_was_lost_puts_no_other_member_back(
+    served: Connected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it wrote as its last position was where it stood itself: all that was done meanwhile came again."""
+    monkeypatch.setattr(group_member, "COMMIT_S", 60)
+    producer = served.client.producer("plain")
+    served.client.create_topic("carts", queues=1)
+    for number in range(4):
+        producer.send(broker.Message("carts", b"%d" % number))
+    with WireClient(served.proxy.target) as another:
+        consumer = served.client.consumer("billing", "carts")
+        message = consumer.receive(served.soon_s)
+        assert message is not None
+        assert consumer.ack(message)
+        place = {"consumerGroup": "billing", "topic": "carts", "queueId": 0, "commitOffset": 3}
+        assert another.request(RequestCode.UPDATE_CONSUMER_OFFSET, place).code == ResponseCode.SUCCESS
+        served.proxy.cut()
+        assert awaited(lambda: all(held.may_be_behind for held in consumer._holdings.held))
+        consumer.close()
+        assert _stands_at(served, message, 3)
+
+
 def _refuse_what_is_sent_back(served: Connected, *, also_copies: bool = True) -> None:
     """As a broker that is read-only does, or one at which the account has no right to the topic of retries; of a batch
     in one record, or of what retention removed, copies are taken."""

@@ -28,7 +28,12 @@ class WrittenPositions:
                 held.committed = position
 
     async def write_last(self, held: HeldQueue, position: int) -> None:
-        """Write the position of a queue that was given up at it. Raises BrokerError."""
+        """Write the position of a queue that was given up at it, unless another member is farther.
+
+        Raises BrokerError.
+        """
+        if await self._known_of_others(held) > max(position, held.committed):
+            return
         await self._look_after(held)
         if position != held.committed:
             await self._calls.commit(held.queue, position)
@@ -49,13 +54,18 @@ class WrittenPositions:
 
         Else all that it did came again here, and its position was put back. Raises BrokerError.
         """
-        if not held.may_be_behind:
+        known = await self._known_of_others(held)
+        if held.is_dropped:  # meanwhile: `write_last` looks for itself
             return
-        known = await self._calls.position(held.queue)
-        if known is not None and known > max(held.window.position, held.committed):
+        if known > max(held.window.position, held.committed):
             self._holdings.move(held, known)
             held.committed = known
         held.may_be_behind = False
+
+    async def _known_of_others(self, held: HeldQueue) -> int:
+        """Where a queue's broker knows the group, where another member may have written that; else -1."""
+        known = await self._calls.position(held.queue) if held.may_be_behind else None
+        return -1 if known is None else known
 
     async def _look_after(self, held: HeldQueue) -> None:
         """Have a position written once more that its broker forgot. One that is farther is another member's."""
