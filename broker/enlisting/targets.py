@@ -89,7 +89,7 @@ def in_a_thread_to_the_end(work: Callable[[], _T]) -> _T:
 
 
 async def _to_the_end(work: Callable[[], _T]) -> _T:
-    running, told = asyncio.ensure_future(asyncio.to_thread(work)), None
+    running, told, task = asyncio.ensure_future(asyncio.to_thread(work)), None, asyncio.current_task()
     while not running.done():
         try:
             await asyncio.shield(running)
@@ -97,7 +97,16 @@ async def _to_the_end(work: Callable[[], _T]) -> _T:
             told = error
         except Exception:  # noqa: BLE001 - the result raises it
             break
-    if told is not None and (task := asyncio.current_task()) is not None:
-        task.uncancel()  # counted once, as a time limit expects it
-        task.cancel(*told.args)
+    if told is not None and task is not None:
+        asyncio.get_running_loop().call_soon(_cancel_again, task, told.args)
     return running.result()
+
+
+def _cancel_again(task: asyncio.Task[object], arguments: tuple[object, ...]) -> None:
+    """Where a task waits next, unless it has left the time limit that cancelled it, which took that back.
+
+    At once, it would come all the same before Python 3.13: to a task that nobody cancels any more.
+    """
+    if not task.done() and task.cancelling():
+        task.uncancel()  # counted once, as a time limit expects it
+        task.cancel(*arguments)

@@ -21,6 +21,7 @@ from sqlalchemy.pool import StaticPool
 
 from broker.enlisting.enlistment import Enlistment
 from broker.enlisting.sqlalchemy_events import _on_commit
+from broker.enlisting.targets import _to_the_end
 from broker.errors import StoreError, TransactionError, UnknownOutcome
 from broker.ledger import Ledger
 from tests.producer.desk import Base, Desk, Kind, desk_of
@@ -255,6 +256,41 @@ def test_what_comes_while_a_session_delivers_comes_behind_its_commit(
     monkeypatch.setattr(Enlistment, "committed", slow)
     asyncio.run(work())
     assert desk.judge() == ({1}, {1})
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_time_limit_that_a_delivery_outlives_cancels_nothing_behind_it(is_cancelled: bool) -> None:
+    """The block of the limit was left: who goes on would be cancelled by nobody. A cancellation of its own comes."""
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def deliver() -> None:
+        begun.set()
+        assert goes_on.wait(10)
+
+    async def request(limit: asyncio.Timeout) -> str:
+        async with limit:
+            await _to_the_end(deliver)
+        await asyncio.sleep(0.001)
+        return "went on"
+
+    async def work() -> str:
+        limit = asyncio.timeout(None)
+        task = asyncio.create_task(request(limit))
+        await asyncio.to_thread(begun.wait, 10)
+        limit.reschedule(0)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        if is_cancelled:
+            task.cancel()
+            await asyncio.sleep(0)
+        goes_on.set()
+        return await task
+
+    if is_cancelled:
+        with pytest.raises(asyncio.CancelledError):
+            asyncio.run(work())
+    else:
+        assert asyncio.run(work()) == "went on"
 
 
 def test_a_store_that_was_closed_before_the_delivery_leaves_it_to_check_back(tmp_path: Path) -> None:
