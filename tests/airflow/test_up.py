@@ -55,6 +55,22 @@ def test_a_port_in_use_is_said_before_anything_starts(tmp_path: Path) -> None:
     surroundings.check_port(port)
 
 
+def test_a_second_one_leaves_the_files_of_the_first_alone(tmp_path: Path) -> None:
+    """With another port it had the same database, and its settings took the place of the first one's."""
+    app, home = VerbGroup(), tmp_path / "home"
+    verbs_up.register(app)
+    home.mkdir()
+    (home / "stores.toml").write_text("the first one's")
+    with surroundings.alone_in(str(home), 8080):
+        ran = CliRunner().invoke(app, ["up", str(tmp_path / "shop"), "--port", "8081", "--home", str(home)])
+    assert isinstance(ran.exception, NotHere)
+    assert f"--home {home}-8082 --port 8082" in str(ran.exception)
+    assert (home / "stores.toml").read_text() == "the first one's"
+    assert not (tmp_path / "shop").exists()
+    with surroundings.alone_in(str(home), 8080):
+        pass
+
+
 def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """How much is free, how much is needed."""
     monkeypatch.setattr(surroundings, "NEEDED_BYTES", 1 << 60)

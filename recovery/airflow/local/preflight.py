@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import os
+import shlex
 import shutil
 import socket
+from collections.abc import Iterator
 
 from broker.errors import BrokerError
+from broker.store.disk.append_lock import AppendLock
 
 LOOPBACK = "127.0.0.1"
 NEEDED_BYTES = 1 << 30  # Airflow's database and logs, and the first segments of a store
@@ -21,6 +26,24 @@ def check_airflow() -> None:
     if importlib.util.find_spec("airflow") is None:
         text = "Airflow is not installed: install checkback with its extra 'airflow'. Without it the same work is"
         raise NotHere(f"{text} done manually: checkback check-back, recover, verify, rebuild")
+
+
+@contextlib.contextmanager
+def alone_in(directory: str, port: int) -> Iterator[None]:
+    """Hold the directory of Airflow's files. Raises NotHere while another `checkback up` does, whatever its port.
+
+    Both would have one database, and the settings of the second one would take the place of the first one's.
+    """
+    lease = AppendLock(os.path.join(directory, "up.lock"))
+    try:
+        if not lease.try_acquire():
+            text = f"another `checkback up` has its files in {directory}. Stop that; or give this one its own directory"
+            several = "one that is to look after several stores has --stores FILE"
+            place = shlex.quote(f"{directory}-{port + 1}")
+            raise NotHere(f"{text} and port: --home {place} --port {port + 1}; {several}")
+        yield
+    finally:
+        lease.close()
 
 
 def check_port(port: int) -> None:

@@ -64,20 +64,20 @@ def up(
 
     surroundings.check_airflow()
     _check_options(serve, stores, ledger, resolver, of_one_store=bool(store or demo or ledger or resolver))
-    directory = os.path.abspath(os.path.expanduser(home))
-    os.makedirs(directory, mode=0o700, exist_ok=True)
+    directory = _made(home)
     surroundings.check_disk(directory)
-    surroundings.check_port(port)
-    airflow = Standalone(
-        os.path.join(directory, "airflow"),
-        port,
-        os.path.join(directory, "stores.toml") if stores is None else os.path.abspath(stores),
-        database=database,
-        spark_master="local[*]" if _says_java(surroundings.has_java()) else None,
-    )
-    signal.signal(signal.SIGTERM, _interrupt)
-    until = None if seconds is None else time.monotonic() + seconds
     with contextlib.ExitStack() as stack:
+        stack.enter_context(surroundings.alone_in(directory, port))
+        surroundings.check_port(port)
+        airflow = Standalone(
+            os.path.join(directory, "airflow"),
+            port,
+            os.path.join(directory, "stores.toml") if stores is None else os.path.abspath(stores),
+            database=database,
+            spark_master="local[*]" if _says_java(surroundings.has_java()) else None,
+        )
+        signal.signal(signal.SIGTERM, _interrupt)
+        until = None if seconds is None else time.monotonic() + seconds
         stack.callback(airflow.stop)
         sale = Sale(os.path.join(directory, time.strftime("demo-%Y%m%d-%H%M%S")), airflow) if demo else None
         if sale is not None:
@@ -90,6 +90,13 @@ def up(
         server = _served(airflow, of_store["path"], serve, stack) if of_store else None
         airflow.start()
         _stay(airflow, sale, until, server)
+
+
+def _made(home: str) -> str:
+    """The directory of Airflow's files, for its owner alone."""
+    directory = os.path.abspath(os.path.expanduser(home))
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    return directory
 
 
 def _check_options(
