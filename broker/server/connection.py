@@ -108,9 +108,16 @@ class Connection(asyncio.Protocol):
         self._server.left(self)
 
     def _close(self, reason: str) -> None:
-        if self._transport is not None and not self._transport.is_closing():
+        transport = self._transport
+        if transport is not None and not transport.is_closing():
             log.info("%s: closed: %s", self.address, reason, extra=event("connection-closed", peer=self.address))
-            self._transport.abort()
+            # A peer that reads gets what uvloop writes at the end of this round, such as an alert of TLS.
+            (transport.abort if transport.get_write_buffer_size() else transport.close)()
+
+    def _alert(self) -> None:
+        """Send why TLS failed, which its layer wrote: the client's error says it then."""
+        if self._tls is not None and self._transport is not None and not self._transport.is_closing():
+            self._transport.write(self._tls.outgoing())
 
     def finish(self) -> None:
         """Send what is to be sent, and close."""
@@ -152,6 +159,7 @@ class Connection(asyncio.Protocol):
         except ProtocolError as error:
             self._close(str(error))
         except ssl.SSLError as error:
+            self._alert()
             self._close(f"TLS: {error.reason or 'the handshake failed'}")
 
     def _go_on(self) -> None:

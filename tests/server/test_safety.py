@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import socket
-import ssl
-import subprocess
 import threading
 import time
 from pathlib import Path
@@ -82,15 +80,6 @@ def test_paths_of_files_may_be_paths(serve: Serve, connect: Connect, tmp_path: P
     path.write_text(ACL)
     answer = connect(serve(acl=path)).request(Code.SEND_MESSAGE_V2, sending("orders"), b"x")
     assert answer.code == Answer.NO_PERMISSION
-
-
-def test_a_key_with_a_pass_phrase_is_refused_without_a_question(store: broker.LiveStore, tmp_path: Path) -> None:
-    """OpenSSL asked for it on the terminal, and the server waited."""
-    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
-    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-keyout", key, "-out", certificate, "-days", "2"]
-    subprocess.run([*make, "-subj", "/CN=127.0.0.1", "-passout", "pass:abcd"], check=True, capture_output=True)
-    with pytest.raises(broker.BrokerError, match="is encrypted"):
-        broker.serve(store, "127.0.0.1:0", certificate=str(certificate), private_key=str(key))
 
 
 def test_a_port_that_is_taken_is_a_sentence(serve: Serve, store: broker.LiveStore) -> None:
@@ -316,24 +305,6 @@ def test_an_account_may_come_from_several_addresses(stated: str) -> None:
         assert account.access_key == "root12"
     with pytest.raises(Denied, match=r"may not come from 192\.0\.2\.8"):
         control.account(fields, b"", "192.0.2.8")
-
-
-def test_tls_and_plain_clients_share_a_port(serve: Serve, connect: Connect, tmp_path: Path) -> None:
-    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=shop", "-days", "1"]
-    subprocess.run([*command, "-keyout", key, "-out", certificate], check=True, capture_output=True)
-    context = ssl.create_default_context(cafile=str(certificate))
-    context.check_hostname = False
-    server = serve(certificate=str(certificate), private_key=str(key))
-    secret, plain = connect(server, context=context), connect(server)
-    big = b"x" * 3_000_000
-    assert secret.publish("orders", big).code == Answer.SUCCESS
-    assert plain.pulled("g", "orders")[1][0].body == big
-    assert secret.pulled("g", "orders")[1][0].body == big
-    strict = serve(certificate=str(certificate), private_key=str(key), tls_only=True)
-    refused = connect(strict)
-    refused.send(Code.GET_BROKER_CLUSTER_INFO)
-    assert refused.is_closed()
 
 
 def test_dangerous_requests_need_a_server_that_allows_them(serve: Serve, connect: Connect) -> None:
