@@ -57,6 +57,7 @@ EVENTS = MappingProxyType({
     "position-not-written": "The position of a group in a cluster could not be written.",
     "queue-shrank": "A queue of the cluster ends before what a group had read.",
     "spark-unused": "The local engine does the work of Spark.",
+    "log-lines-left-out": "Nobody read the log for a while: lines are missing.",
     "report-not-kept": "The report of a verification could not be written.",
 })  # fmt: skip
 """Each event, and what it means."""

@@ -37,6 +37,7 @@ SPEAKERS: dict[str, str] = {
     "recovery.cli.__main__": "an interrupt before the command line is loaded",
     "recovery.cli.app": "the command line",
     "recovery.cli.shared": "how a verb ends",
+    "recovery.cli.terminal.log_lines": "where the log of a verb that stays goes",
     "recovery.cli.terminal.output": "what the command line writes, and where",
     "recovery.airflow.local.standalone": "hands its own environment on to Airflow, with settings over it",
     "recovery.cli.spark_job": "a program of its own, for spark-submit",

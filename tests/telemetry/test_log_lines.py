@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import fcntl
 import json
 import logging
+import os
 import re
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from broker.log_fields import EVENTS, FIELDS, event
+from recovery.cli.terminal import log_lines
 from recovery.cli.terminal.log_lines import JsonLines
 from tests.house.tree import ROOT, product, under
 
@@ -89,3 +92,27 @@ def test_foreign_text_makes_no_line_of_its_own(form: str | None, capfd: pytest.C
     assert lines[0].endswith("END_TRANSACTION of g\\x0a2026 WARNING forged\\x1b[2J\\u061c")
     assert lines[1].endswith("failed\\x0d")
     assert (lines[2], lines[-2]) == ("Traceback (most recent call last):", "ZeroDivisionError: division by zero")
+
+
+def test_who_logs_does_not_wait_for_a_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server whose log went to a full pipe answered no client any more, and SIGTERM did not end it."""
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+    logger = logging.Logger("recovery.log")  # noqa: LOG001 - of this test; it says what is missing, too
+    monkeypatch.setattr(log_lines, "log", logger)
+    monkeypatch.setattr(log_lines, "_LAST_S", 0.01)
+    with open(writing, "w", encoding="utf-8") as stream, open(reading, encoding="utf-8") as reader:
+        monkeypatch.setattr(sys, "stderr", stream)
+        logger.addHandler(handler := log_lines.Lines())
+        for number in range(3000):
+            logger.info("%d %s", number, "x" * 1000)
+        handler.flush()  # gives up
+        lines = []
+        while "lines are missing here" not in (line := reader.readline()):
+            lines.append(int(line.split()[0]))
+        logger.info("the end")
+        assert reader.readline() == "the end\n"
+        monkeypatch.setattr(log_lines, "_LAST_S", 60.0)
+        handler.flush()
+    assert lines == list(range(len(lines)))
+    assert line.startswith(f"{3000 - len(lines)} ")

@@ -4,20 +4,32 @@
      "event": "handler-failed", "topic": "orders", "group": "billing", "message": "..."}
 
 The verbs that stay have one option for it, `--log`. What an event has besides its message is in
-`broker.log_fields`.
+`broker.log_fields`. The lines are written by a thread: the thread that logs, such as the event loop of a server, does
+not wait for the reader of a pipe.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
+import select
+import sys
+import threading
+import time
+import weakref
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TextIO
 
-from broker.log_fields import fields_of
+from broker.log_fields import event, fields_of
 from recovery.humanize import printable
 
 LOGGERS = ("broker", "recovery")
+_HELD_MAX = 1 << 20  # characters of lines that wait for the reader; more are left out
+_LAST_S = 1.0  # how long the end of the process waits for it
+
+log = logging.getLogger("recovery.log")
 
 
 class JsonLines(logging.Formatter):
@@ -44,13 +56,109 @@ class TextLines(logging.Formatter):
         return "\n".join(map(printable, super().formatException(ei).split("\n")))
 
 
+class Lines(logging.Handler):
+    """Writes to standard error without making the caller wait; what no reader takes is left out and counted."""
+
+    def __init__(self, level: int = logging.NOTSET) -> None:
+        super().__init__(level)
+        self._begin()
+        _all.add(self)
+
+    def _begin(self) -> None:
+        """Also in a forked child, which has no such thread, and whose parent writes its own lines."""
+        self._changed = threading.Condition()
+        self._lines: list[str] = []
+        self._held = self._left_out = 0
+        self._is_writing = False
+        self._writer: threading.Thread | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep the line for the thread that writes."""
+        try:
+            line = f"{self.format(record)}\n"
+            with self._changed:
+                if self._held + len(line) > _HELD_MAX and self._lines:
+                    self._left_out += 1
+                    return
+                self._lines.append(line)
+                self._held += len(line)
+                self._start()
+                self._changed.notify_all()
+        except Exception:  # noqa: BLE001 - as logging's own handlers
+            self.handleError(record)
+
+    def _start(self) -> None:
+        if self._writer is None:
+            writer = threading.Thread(target=self._write, name="checkback-log", daemon=True)
+            try:
+                writer.start()
+            except RuntimeError:  # the process is at its end
+                self._write_now()
+            else:
+                self._writer = writer
+
+    def flush(self) -> None:
+        """Wait until the lines are written, a second at most."""
+        until_s = time.monotonic() + _LAST_S
+        with self._changed:
+            while (self._lines or self._is_writing) and (left_s := until_s - time.monotonic()) > 0:
+                self._changed.wait(left_s)
+
+    def _write(self) -> None:
+        while True:
+            with self._changed:
+                while not self._lines:
+                    self._changed.wait()
+            self._write_now()
+
+    def _write_now(self) -> None:
+        with self._changed:
+            lines, left_out = self._lines, self._left_out
+            self._lines, self._held, self._left_out, self._is_writing = [], 0, 0, True
+        if left_out:
+            log.warning("%d lines are missing here: nobody read them", left_out, extra=event("log-lines-left-out"))
+        for line in lines:  # one by one: processes that share a pipe would cut each other's lines
+            with contextlib.suppress(OSError, ValueError):  # the reader has gone, or the disk is full
+                _write_all(sys.stderr, line)
+        with self._changed:
+            self._is_writing = False
+            self._changed.notify_all()
+
+
+def _write_all(stream: TextIO, text: str) -> None:
+    """Past Python's buffer, whose lock a thread that waits for a reader would still hold when the process ends."""
+    try:
+        descriptor = stream.fileno()
+    except OSError:  # it is somebody's object in memory
+        stream.write(text)
+        return
+    data = text.encode(stream.encoding, "backslashreplace")
+    while data:
+        try:
+            data = data[os.write(descriptor, data) :]
+        except BlockingIOError:  # another process, which shares it with this one, made it so
+            select.select([], [descriptor], [])
+
+
+_all: weakref.WeakSet[Lines] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for one in _all:
+        one._begin()  # noqa: SLF001 - of this module
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 def log_to_stderr(form: str | None) -> None:
     """Have what `broker` and `recovery` log, from level INFO on, on standard error; without a form, warnings alone."""
     if form is None:
         if logging.lastResort is not None:
-            logging.lastResort.setFormatter(TextLines())
+            logging.lastResort = last = Lines(logging.WARNING)
+            last.setFormatter(TextLines())
         return
-    handler = logging.StreamHandler()  # standard error
+    handler = Lines()
     text = TextLines("%(asctime)s %(process)d %(levelname)s %(message)s")
     handler.setFormatter(JsonLines() if form == "json" else text)
     for name in LOGGERS:
