@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import click
 
@@ -62,6 +62,12 @@ class _AllVerbs(SafeVerbs):
     """The verbs of `shared.VERBS`: the module of one is imported when it is called, lists of verbs need none."""
 
     _is_listing = False
+
+    def make_context(self, *arguments: Any, **options: Any) -> click.Context:
+        """The program's own options are read here, and its help and version are written."""
+        with _sentences():
+            context = super().make_context(*arguments, **options)
+        return context
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """The verbs in the order of their groups."""
