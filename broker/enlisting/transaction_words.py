@@ -14,8 +14,8 @@ _ENDS = (  # with a savepoint that SQLAlchemy did not set: its own have names of
 # MySQL and MariaDB execute what stands in a comment with "!".
 _MYSQL_COMMENTS = r"(?:\s|(?:--|\#)[^\n]*\n|/\*M?!\d*|/\*(?!M?!).*?\*/)*"
 _MYSQL_WITHIN = r"(?:EXECUTE\s+IMMEDIATE\s*['\"]|SET\s+STATEMENT\s.+?\sFOR\s)"  # MariaDB's: another statement follows
-_MYSQL_COMMITS = (  # before these
-    r"BEGIN|START\s+TRANSACTION|ALTER|TRUNCATE|RENAME"
+_MYSQL_COMMITS = (  # before these; a BEGIN NOT ATOMIC is a block of statements, seen behind it as a procedure is
+    r"BEGIN(?!\s+NOT\s+ATOMIC\b)|START\s+TRANSACTION|ALTER|TRUNCATE|RENAME"
     r"|(?:CREATE|DROP)(?!\s+(?:(?:OR\s+REPLACE\s+)?TEMPORARY\s+TABLES?|PREPARE)\b)"
     r"|LOCK\s+TABLES?|GRANT|REVOKE|FLUSH|RESET|(?:UN)?INSTALL|BACKUP\s+(?:STAGE|LOCK)"
     r"|(?:ANALYZE|CHECK|OPTIMIZE|REPAIR)\s+(?:(?:LOCAL|NO_WRITE_TO_BINLOG)\s+)?(?:TABLES?|VIEW)"

@@ -17,7 +17,7 @@ from broker.enlisting.transaction_words import ending
         "CREATE TEMPORARY SEQUENCE x", "CREATE OR REPLACE TABLE x (i int)",
         "SET autocommit=1", "set session autocommit = 1", "SET @@autocommit=1", "SET @@session.autocommit=1",
         "SET DEFAULT ROLE NONE", "CHECK VIEW x", "repair view x", "BACKUP STAGE START", "# why\nALTER TABLE x ADD y",
-        "/*! COMMIT */", "/*M!100100 COMMIT */", "/*!50000 DROP TABLE x */",
+        "BEGIN", "begin work", "BEGIN /* or not */ NOT ATOMIC SELECT 1; END", "/*! COMMIT */", "/*M!100100 COMMIT */", "/*!50000 DROP TABLE x */",
         "EXECUTE IMMEDIATE 'COMMIT'", 'execute immediate "/* why */ truncate x"',
         "SET STATEMENT max_statement_time=1 FOR COMMIT", "/*! SET STATEMENT a=1, b=2 FOR DROP TABLE x */",
     ],
@@ -36,7 +36,7 @@ def test_it_commits(statement: str) -> None:
         "SET autocommit=0", "set session autocommit := off", "SET @x = 1, autocommit = 0",
         "SET @x = 'y, autocommit=1'", "LOCK INSTANCE FOR BACKUP", "SET @@session.autocommit = FALSE",
         "DROP PREPARE x", "/*! SELECT */ 1",
-        "EXECUTE IMMEDIATE 'SELECT 1'",
+        "EXECUTE IMMEDIATE 'SELECT 1'", "BEGIN NOT ATOMIC UPDATE x SET y = 1; END", "/* why */ begin  not atomic END",
         "SET STATEMENT max_statement_time=1 FOR SELECT 'x' FOR UPDATE", "/* COMMIT */ SELECT 1",
     ],
 )  # fmt: skip
