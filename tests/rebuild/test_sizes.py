@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from broker.store.write import mapped
 from broker.store.writer import open_writer
 from recovery.rebuild.rebuilder import rebuild
 from tests.cli.command import command
-from tests.store.filled import SMALL, few_open_files, fill_queues
+from tests.store.filled import SMALL, TINY, assert_right, few_open_files, fill, fill_queues
 
 
 def test_sizes_that_no_file_shows_are_named(
@@ -28,6 +29,18 @@ def test_sizes_that_no_file_shows_are_named(
     assert "so each has RocketMQ's 6,000,000 bytes. A broker does not start with others than its mapped" in ran.out
     assert "FileSizeConsumeQueue says: set it to 6000000" in ran.out
     assert len(rebuild(path).as_json()["guessed_sizes"]) == 1
+
+
+def test_segments_may_have_any_size(tmp_path: Path) -> None:
+    """A real broker that was set to 200,003 bytes works; its segments were said to be cut."""
+    store = open_writer(str(tmp_path), Disk(), replace(TINY, segment_bytes=8195), sync="os")
+    fill(store, 0, 90)
+    store.close()
+    assert_right(tmp_path, 30, 30, 30)
+    shutil.rmtree(tmp_path / "checkback")  # the store is another program's, and no file states its sizes
+    assert rebuild(tmp_path).ok
+    shutil.rmtree(tmp_path / "index")
+    assert rebuild(tmp_path, apply=True, broker_is_stopped=True).applied
 
 
 def test_more_queues_than_a_process_may_have_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

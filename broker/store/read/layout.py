@@ -30,16 +30,16 @@ _VERSION_OF_ENGINE = 2  # of a store with another engine than the first, which v
 
 def is_segment_size(size: int) -> bool:
     """Whether a segment of the CommitLog may have so many bytes."""
-    return size >= _SEGMENT_BYTES_MIN and size % 8 == 0
+    return size >= _SEGMENT_BYTES_MIN
 
 
 @dataclass(frozen=True, slots=True)
 class StoreLayout:
     """File sizes of a new store, `StoreLayout.default()` unless another is given. Name the fields: all are integers.
 
-    Raises BrokerError for sizes that no store can have: segments have at least 4,096 bytes, a multiple of 8, other
-    files a whole number of units, and no file 2 GiB or more. The names in brackets are the settings of RocketMQ 5.3.3
-    with which it opens such a store; `tranStateTableMapedFileSize`, `tranRedoLogMapedFileSize` are those of 3.1.4.
+    Raises BrokerError for sizes that no store can have: segments have at least 4,096 bytes, other files a whole number
+    of units, and no file 2 GiB or more. The names in brackets are the settings of RocketMQ 5.3.3 with which it opens
+    such a store; `tranStateTableMapedFileSize`, `tranRedoLogMapedFileSize` are those of 3.1.4.
     """
 
     segment_bytes: int = 16 * _MIB
@@ -61,7 +61,7 @@ class StoreLayout:
             if type(size) is not int:
                 raise BrokerError(f"{name} is a whole number, not {size!r:.60}")
         if not is_segment_size(self.segment_bytes):
-            raise BrokerError(f"a segment has at least {_SEGMENT_BYTES_MIN} bytes, a multiple of 8")
+            raise BrokerError(f"a segment has at least {_SEGMENT_BYTES_MIN} bytes")
         units = (
             ("consume_queue_bytes", self.consume_queue_bytes, consumequeue.UNIT_SIZE),
             ("state_table_bytes", self.state_table_bytes, statetable.SLOT_SIZE),
