@@ -66,8 +66,7 @@ class _AllVerbs(SafeVerbs):
     def make_context(self, *arguments: Any, **options: Any) -> click.Context:
         """The program's own options are read here, and its help and version are written."""
         with _sentences():
-            context = super().make_context(*arguments, **options)
-        return context
+            return super().make_context(*arguments, **options)
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """The verbs in the order of their groups."""

@@ -116,3 +116,9 @@ def test_who_logs_does_not_wait_for_a_reader(monkeypatch: pytest.MonkeyPatch) ->
         handler.flush()
     assert lines == list(range(len(lines)))
     assert line.startswith(f"{3000 - len(lines)} ")
+
+
+def test_a_line_is_written_before_the_next_statement(capfd: pytest.CaptureFixture[str]) -> None:
+    """A process that is killed, or prints, behind it has written it."""
+    log_lines.Lines().handle(logging.LogRecord("recovery", logging.INFO, "", 0, "one", None, None))
+    assert capfd.readouterr().err == "one\n"

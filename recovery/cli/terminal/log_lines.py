@@ -4,8 +4,8 @@
      "event": "handler-failed", "topic": "orders", "group": "billing", "message": "..."}
 
 The verbs that stay have one option for it, `--log`. What an event has besides its message is in
-`broker.log_fields`. The lines are written by a thread: the thread that logs, such as the event loop of a server, does
-not wait for the reader of a pipe.
+`broker.log_fields`. The thread that logs, such as the event loop of a server, does not wait for the reader of a pipe:
+what that does not take at once is written by another thread.
 """
 
 from __future__ import annotations
@@ -73,23 +73,29 @@ class Lines(logging.Handler):
         self._writer: threading.Thread | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep the line for the thread that writes."""
+        """Write the line, or keep it for the thread that waits for the reader."""
         try:
             line = f"{self.format(record)}\n"
             with self._changed:
-                if self._held + len(line) > _HELD_MAX and self._lines:
-                    self._left_out += 1
-                    return
-                self._lines.append(line)
-                self._held += len(line)
-                self._start()
-                self._changed.notify_all()
+                if not self._lines and not self._is_writing and _is_taken_at_once(sys.stderr, line):
+                    _write(sys.stderr, line)
+                else:
+                    self._keep(line)
         except Exception:  # noqa: BLE001 - as logging's own handlers
             self.handleError(record)
 
+    def _keep(self, line: str) -> None:
+        if self._held + len(line) > _HELD_MAX and self._lines:
+            self._left_out += 1
+            return
+        self._lines.append(line)
+        self._held += len(line)
+        self._start()
+        self._changed.notify_all()
+
     def _start(self) -> None:
         if self._writer is None:
-            writer = threading.Thread(target=self._write, name="checkback-log", daemon=True)
+            writer = threading.Thread(target=self._write_kept, name="checkback-log", daemon=True)
             try:
                 writer.start()
             except RuntimeError:  # the process is at its end
@@ -104,7 +110,7 @@ class Lines(logging.Handler):
             while (self._lines or self._is_writing) and (left_s := until_s - time.monotonic()) > 0:
                 self._changed.wait(left_s)
 
-    def _write(self) -> None:
+    def _write_kept(self) -> None:
         while True:
             with self._changed:
                 while not self._lines:
@@ -118,26 +124,36 @@ class Lines(logging.Handler):
         if left_out:
             log.warning("%d lines are missing here: nobody read them", left_out, extra=event("log-lines-left-out"))
         for line in lines:  # one by one: processes that share a pipe would cut each other's lines
-            with contextlib.suppress(OSError, ValueError):  # the reader has gone, or the disk is full
-                _write_all(sys.stderr, line)
+            _write(sys.stderr, line)
         with self._changed:
             self._is_writing = False
             self._changed.notify_all()
 
 
-def _write_all(stream: TextIO, text: str) -> None:
-    """Past Python's buffer, whose lock a thread that waits for a reader would still hold when the process ends."""
+def _is_taken_at_once(stream: TextIO, line: str) -> bool:
+    """A pipe that is ready takes so many bytes, and processes that share it do not cut them."""
+    if len(line) * 4 > select.PIPE_BUF:  # a character has up to 4 bytes
+        return False
     try:
-        descriptor = stream.fileno()
-    except OSError:  # it is somebody's object in memory
-        stream.write(text)
-        return
-    data = text.encode(stream.encoding, "backslashreplace")
-    while data:
+        return bool(select.select([], [stream.fileno()], [], 0)[1])
+    except (OSError, ValueError):  # it is somebody's object in memory, or closed
+        return True
+
+
+def _write(stream: TextIO, line: str) -> None:
+    """Past Python's buffer, whose lock a thread that waits for a reader would still hold when the process ends."""
+    with contextlib.suppress(OSError, ValueError):  # the reader has gone, or the disk is full
         try:
-            data = data[os.write(descriptor, data) :]
-        except BlockingIOError:  # another process, which shares it with this one, made it so
-            select.select([], [descriptor], [])
+            descriptor = stream.fileno()
+        except OSError:  # it is somebody's object in memory
+            stream.write(line)
+            return
+        data = line.encode(stream.encoding, "backslashreplace")
+        while data:
+            try:
+                data = data[os.write(descriptor, data) :]
+            except BlockingIOError:  # another process, which shares it with this one, made it so
+                select.select([], [descriptor], [])
 
 
 _all: weakref.WeakSet[Lines] = weakref.WeakSet()
