@@ -30,10 +30,10 @@ from broker.database.arguments import check_table, is_async_engine, is_engine
 from broker.database.bound_ledger import COMMITTED, ROLLED_BACK, BoundLedger, advice
 from broker.database.ledger_binding import Binding, KnownLedgers, Transaction, binding_table
 from broker.database.ledger_identity import Execute, Observed, observe
+from broker.database.new_connection import go_to, home_if_elsewhere, using
 from broker.database.statements import Sql
 from broker.database.tables import IN_TRANSACTIONS, make_tables, make_tables_async
 from broker.enlisting.ledger_key import KEY_SIZE, LEDGER_KEY
-from broker.enlisting.search_path import go_home, is_elsewhere, using
 from broker.errors import BrokerError, TransactionError, shown
 from broker.log_fields import event
 from broker.transaction.events import TransactionState
@@ -259,11 +259,9 @@ def _transactions(engine: Engine) -> Transaction:
     @contextlib.contextmanager
     def transaction() -> Iterator[Execute]:
         with engine.begin() as connection:
-            execute = executor(connection)
-            if engine.dialect.name == "postgresql" and is_elsewhere(execute):
-                go_home(execute)
+            go_to(connection, home_if_elsewhere(connection))
             with using(connection, engine.url.database):
-                yield execute
+                yield executor(connection)
 
     return transaction
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from broker.database.new_connection import go_to, home_if_elsewhere
 from broker.database.statements import quoted
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ _PLACES = {
     "mysql": "SELECT DATABASE()",
     "mariadb": "SELECT DATABASE()",
 }
-_AS_NEW = "SET LOCAL search_path TO DEFAULT"  # whatever an earlier transaction left on a connection of the pool
 
 
 def key_text(size: int) -> String:
@@ -53,7 +53,7 @@ def schema_of(engine: Engine, table: str) -> str | None:
     with engine.connect() as connection:
         values = dict[str, str]()
         if ":name" in statement:
-            connection.execute(text(_AS_NEW))
+            go_to(connection, home_if_elsewhere(connection))
             values = {"name": quoted(table)}
         found = connection.execute(text(statement), values).scalar()
     return None if found is None else str(found)

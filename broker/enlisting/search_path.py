@@ -1,4 +1,4 @@
-"""Whether a connection's search_path, or on MySQL its database, leads to the ledger's table that check-back reads.
+"""PostgreSQL: whether a connection's search_path leads to the ledger's table that check-back reads.
 
 Check-back connects again, so it has the search_path that a new connection gets from the role, the database and the
 connection's options: what PostgreSQL calls the reset value.
@@ -9,16 +9,12 @@ the schema that it went into: a table of that name in another one would say that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from broker.database.ledger_identity import DatabaseIdentity
 from broker.database.statements import Sql
 from broker.errors import TransactionError
-
-if TYPE_CHECKING:
-    from sqlalchemy import Connection
 
 _PATHS = Sql("SELECT current_setting('search_path'), reset_val FROM pg_settings WHERE name = 'search_path'")
 _SCHEMA = """
@@ -26,40 +22,6 @@ _SCHEMA = """
         WHERE pg_class.oid = CAST(:id AS oid)
 """
 _SET = "SELECT set_config('search_path', :path, true)"
-
-_IS_ELSEWHERE = Sql(
-    "SELECT current_user <> session_user OR setting <> reset_val FROM pg_settings WHERE name = 'search_path'"
-)
-_HOME = (Sql("SET LOCAL role TO DEFAULT"), Sql("SET LOCAL search_path TO DEFAULT"))
-
-
-def is_elsewhere(execute: Callable[[Sql], Sequence[Sequence[Any]]]) -> bool:
-    """Whether a connection was left with another search_path or role than a new one has."""
-    return any(is_left for (is_left,) in execute(_IS_ELSEWHERE))
-
-
-def go_home(execute: Callable[[Sql], Sequence[Sequence[Any]]]) -> None:
-    """Have a transaction, and nothing behind it, go where one of a new connection does."""
-    for statement in _HOME:
-        execute(statement)
-
-
-@contextmanager
-def using(connection: Connection, database: str | None) -> Iterator[None]:
-    """On MySQL: a connection uses a database, and then again the one that it was left in by USE."""
-    before = database
-    if connection.dialect.name in ("mysql", "mariadb") and database:
-        before = connection.exec_driver_sql("SELECT DATABASE()").scalar()
-    if before == database:
-        yield
-        return
-    quote = connection.dialect.identifier_preparer.quote_identifier
-    connection.exec_driver_sql(f"USE {quote(database or '')}")
-    try:
-        yield
-    finally:
-        if before and not connection.invalidated and not connection.closed:
-            connection.exec_driver_sql(f"USE {quote(before)}")
 
 
 class Elsewhere(NamedTuple):

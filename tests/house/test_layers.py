@@ -137,6 +137,7 @@ OUTSIDE = {
         "broker.enlisting": "joins the application's transaction",
         "broker.database.ledger_binding": "whose ledger it is",
         "broker.database.ledger_identity": "which database it is",
+        "broker.database.new_connection": "where one of its connections goes",
         "broker.database.tables": "makes the tables of those two",
         "broker.database.dedup": "a row in the consumer's database",
         "broker.app": "sessions of handlers and of transaction blocks",

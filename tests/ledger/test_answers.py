@@ -5,13 +5,15 @@ A whole transaction that commits too late: tests/checkback/test_races.py.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
+from typing import Any
 
 import pytest
-from sqlalchemy import make_url
+from sqlalchemy import URL, create_engine, event, make_url
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from broker.database.ledger_binding import put_binding
+from broker.database.ledger_binding import RememberedLedgers, put_binding
 from broker.enlisting.ledger_key import LEDGER_KEY, new_key
 from broker.ledger import COMMITTED, ROLLED_BACK, Ledger, executor
 from broker.transaction.events import TransactionState
@@ -127,4 +129,42 @@ def test_a_connection_that_the_application_left_elsewhere_is_asked_where_the_led
     with ledger.engine.connect() as connection:
         assert connection.exec_driver_sql(place).scalar() == "elsewhere"  # as the application left it
         connection.exec_driver_sql(f"DROP {made.split()[1]} elsewhere")
+        connection.commit()
+
+
+@pytest.mark.parametrize("when", ["connect", "begin"])
+def test_where_the_application_leads_each_connection_is_where_the_ledger_is(url: URL, when: str) -> None:
+    """By SET ROLE, as with accounts for a day, or by USE: such a producer's sends were all refused."""
+    root = create_engine(url)
+    leads = {
+        "postgresql": ("CREATE ROLE owning; CREATE SCHEMA owning AUTHORIZATION owning", "SET ROLE owning"),
+        "mariadb": ("DO 0", f"USE {url.database}"),
+    }
+    if url.get_backend_name() not in leads:
+        pytest.skip("SQLite's connections go nowhere")
+    made, leads_there = leads[url.get_backend_name()]
+    with root.begin() as connection:
+        connection.exec_driver_sql(made)
+    engine = create_engine(url if root.dialect.name == "postgresql" else url.set(database="mysql"))
+    event.listen(engine, when, lambda connection, *_: _execute(connection, leads_there))
+    ledger = Ledger(engine)
+    ledger.create_all()
+    ledger.bind(STORE_ID, RememberedLedgers())
+    assert ledger.binding(STORE_ID)
+    answers = resolver_of(ledger, STORE_ID).answers({new_key(1_700_000_000_000): "shop"})
+    assert [one.outcome for one in answers.values()] == [Outcome.ROLLED_BACK]
+    engine.dispose()
+    if root.dialect.name == "postgresql":
+        with root.begin() as connection:
+            connection.exec_driver_sql("DROP OWNED BY owning CASCADE; DROP ROLE owning")
+    root.dispose()
+
+
+def _execute(connection: Any, statement: str) -> None:
+    """On a connection of SQLAlchemy, or of a driver."""
+    if hasattr(connection, "exec_driver_sql"):
+        connection.exec_driver_sql(statement)
+    else:
+        with contextlib.closing(connection.cursor()) as cursor:
+            cursor.execute(statement)
         connection.commit()

@@ -10,25 +10,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from broker.enlisting.search_path import go_home, is_elsewhere, using
-from broker.ledger import Ledger, executor
+from broker.database.new_connection import go_to, home_if_elsewhere, using
+from broker.ledger import Ledger
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 _MYSQL = ("mysql", "mariadb")
 _STATEMENT_TIMEOUT_MS = 10_000
-_IS_LEFT = "checkback_is_left_elsewhere"
+_HOME = "checkback_home"
 
 
 @contextmanager
 def borrowed(connection: Connection, ledger: Ledger, lock_timeout_ms: int | None = None) -> Iterator[Connection]:
     """The connection at the ledger's tables, and with this limit for locks; what was set before is put back."""
     restore = "" if lock_timeout_ms is None else _limit(connection, lock_timeout_ms)
-    if ledger.dialect == "postgresql":
-        is_left = is_elsewhere(executor(connection))
-        connection.rollback()
-        connection.execution_options(**{_IS_LEFT: is_left})
+    home = home_if_elsewhere(connection)
+    connection.rollback()
+    connection.execution_options(**{_HOME: home})
     try:
         with using(connection, ledger.database):
             connection.rollback()
@@ -50,8 +49,7 @@ def begun(connection: Connection) -> Iterator[None]:
     be another connection of the server.
     """
     with connection.begin():
-        if connection.get_execution_options().get(_IS_LEFT):
-            go_home(executor(connection))
+        go_to(connection, connection.get_execution_options().get(_HOME))
         yield
 
 
