@@ -29,7 +29,7 @@ from broker.store.disk.os_errors import FULL, temporary_not_written
 from broker.store.disk.paths import path_of_store
 from broker.store.read.directory import StoreDirectory
 from broker.store.read.segments import NAME_DIGITS, Listing, Segment, SegmentDamage, is_base
-from broker.store.recover.watermark import Watermark
+from broker.store.recover.watermark import Watermark, read_watermark
 from recovery.scan.store_files import StoreFiles
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".lz4": "lz4"}
@@ -128,9 +128,15 @@ class StoreLocation:
             return StoreFiles(StoreDirectory(path, disk), watermark)
         return StoreFiles.open(path, watermark)
 
-    def log(self) -> LogManifest:
-        """The CommitLog as it is now. Raises NotAStore."""
-        return manifest_of(self, self.files())
+    def log(self, *, durable: bool = False) -> LogManifest:
+        """The CommitLog as it is now, of a store of ours what is published, or `durable`. Raises NotAStore.
+
+        The next append may put other records into the place of what follows.
+        """
+        mark = read_watermark(self.inside, self.disk())
+        if mark is not None and durable:
+            mark = mark.until_durable()
+        return replace(manifest_of(self, self.files(mark)), watermark=None)  # for those who compare derived files
 
 
 def manifest_of(place: StoreLocation, store: StoreFiles) -> LogManifest:

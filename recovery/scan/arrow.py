@@ -17,9 +17,11 @@ import pyarrow as pa
 from broker.format import properties as names
 from broker.format.commitlog import MAGIC_V2
 from broker.format.sysflag import BORN_IPV6, STORE_IPV6
+from broker.store.disk.files import Disk
 from broker.store.disk.paths import given_path
 from broker.store.read.segments import Listing
 from broker.store.read.store import check_whole
+from broker.store.recover.watermark import read_watermark
 from broker.transaction.events import EventKind
 from recovery.scan.framing import walk
 from recovery.scan.kinds import Kinds
@@ -199,7 +201,8 @@ def scan(
     """The records of a store whose CommitLog offset lies in [start, end), as Arrow batches of at most `rows`.
 
     `start` may lie anywhere: the scan begins at the first true record at or after it. `end` None: to the end that the
-    log has now; `columns` None: all, in the order of COLUMNS. Damage is passed over; `Scan` says what it was.
+    log has now, of a store of ours what is published; `columns` None: all, in the order of COLUMNS. Damage is passed
+    over; `Scan` says what it was.
 
     Raises ValueError for `rows` below 1 and for no column at all, KeyError for a column there is not, BrokerError for a
     number or a path that is none; at the first batch NotAStore where there is none, StoreError for files that this user
@@ -227,7 +230,8 @@ def _names_of(columns: object) -> tuple[str, ...]:
 def _scanned(
     path: str | os.PathLike[str], start: int, end: int | None, columns: Sequence[str] | None, rows: int
 ) -> Iterator[pa.RecordBatch]:
-    for records in _records_from(StoreFiles.open(path).commitlog, start, end, wants_of(columns)):
+    files = StoreFiles.open(path, read_watermark(given_path(path), Disk()))
+    for records in _records_from(files.compared, start, end, wants_of(columns)):
         for first in range(0, len(records), rows):
             yield record_batch(records.take(slice(first, first + rows)), columns)
 

@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import broker
 from broker.errors import CorruptStore
+from broker.store.shared.control import Word
+from broker.store.write import appender, fast_append
 from recovery.spark import stream
 from recovery.spark.following import FollowingReader
 from recovery.spark.options import settings_of
+from tests.compiled_module import use
 from tests.scan.logs import Chunk, Log, Wanted
 
 if TYPE_CHECKING:
@@ -163,3 +167,53 @@ def test_a_stream_that_is_to_fail_at_damage_fails_where_its_batch_begins_with_it
             read(start)
     assert read(offsets[5] + 1) == offsets[6:]
     assert read(log.end - 1) == []
+
+
+class _Killed(BaseException):
+    """Ends an append as SIGKILL does: nothing is undone."""
+
+
+def test_a_record_that_was_never_published_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next append clears what a killed process left, and stores its own there: the stream had gone past that."""
+    use(monkeypatch, None)
+    with broker.open(tmp_path / "store", layout=broker.StoreLayout.small(), sync="each") as store:
+        store.append(broker.Message("orders", b"first"))
+        with monkeypatch.context() as patch:
+            for module in (appender, fast_append):
+                patch.setattr(module, "place", _dying(module.place))
+            with pytest.raises(_Killed):
+                store.append(broker.Message("orders", b"never" * 100))
+        control = store.writer.control
+        assert control[Word.INTENT] > control[Word.TAIL]
+        reader = FollowingReader(settings_of({"path": str(tmp_path / "store")}), ["body"])
+
+        def read(start: dict[str, int], end: dict[str, int]) -> list[bytes]:
+            batches = (batch for part in reader.partitions(start, end) for batch in reader.read(part))
+            return [body for batch in batches for body in batch.column(0).to_pylist()]
+
+        begin = reader.initialOffset()
+        before = reader.latestOffset(begin)
+        assert read(begin, before) == [b"first"]
+        for number in range(3):
+            store.append(broker.Message("orders", b"%d" % number))
+        assert read(before, reader.latestOffset(before)) == [b"0", b"1", b"2"]
+
+
+def _dying(place: Any) -> Any:
+    def placed(*arguments: Any) -> None:
+        place(*arguments)
+        raise _Killed
+
+    return placed
+
+
+def test_a_stream_ends_where_the_log_is_flushed(tmp_path: Path) -> None:
+    """What a power cut takes back makes room for other records, which the stream would pass over."""
+    with broker.open(tmp_path / "store", layout=broker.StoreLayout.small(), sync="os") as store:
+        reader = FollowingReader(settings_of({"path": str(tmp_path / "store")}), ["body"])
+        for number in range(50):
+            store.append(broker.Message("orders", b"%d" % number))
+            latest = reader.latestOffset({"commitlog_offset": 0})["commitlog_offset"]
+            assert latest <= store.writer.control[Word.DURABLE]
+        store.sync_now()
+        assert reader.latestOffset({"commitlog_offset": 0}) == {"commitlog_offset": store.writer.control[Word.TAIL]}

@@ -25,8 +25,12 @@ from broker.store.recover.watermark import has_moved, read_watermark
 from broker.store.shared.control import Word
 from broker.store.write import appender, dispatch, fast_append, indexwriter, mapped
 from broker.store.writer import open_writer
+from recovery.pipeline.in_memory import InMemoryExecutor
+from recovery.pipeline.stages import inspect_log
+from recovery.pipeline.store_location import StoreLocation
 from recovery.rebuild import rebuilder
 from recovery.rebuild.rebuilder import rebuild
+from recovery.scan import scan
 from recovery.verify.conclusion import Conclusion
 from recovery.verify.verifier import verify
 from tests.compiled_module import use
@@ -72,6 +76,9 @@ def _kill_at(module: Any, name: str, *, call: int, before: bool) -> None:
 def _assert_no_finding(path: Path) -> None:
     report = verify(path)
     assert [str(finding) for finding in report.findings] == []
+    assert sum(map(len, scan(path, columns=["kind"]))) == report.records
+    inspected = inspect_log(InMemoryExecutor(), StoreLocation(os.fspath(path)).log())
+    assert (inspected.records, inspected.damages) == (report.records, [])
     assert [str(one) for one in rebuild(path).differences] == []
     assert comparable(verify_inline(os.fspath(path), 1 << 14)) == comparable(report)
 

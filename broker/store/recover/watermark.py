@@ -54,6 +54,7 @@ class Watermark:
     segment_bytes: int
     generation: int  # of the derived files; another one: they were exchanged since
     tail: int  # CommitLog offset, as it was when `dispatched` was read, or later
+    durable: int = 0  # CommitLog offset: what is published below it is flushed, and no power cut takes it back
     counts: DerivedCounts | None = None  # None where they cannot be relied on: a copy, an exchange that was cut off
     is_at_rest: bool = False  # nobody has the store open and nothing is under way: all of it may be verified
     is_copy: bool = False  # the page came with a copy, whose log may end earlier
@@ -63,6 +64,10 @@ class Watermark:
     def limits(self) -> DerivedCounts | None:
         """The counts at which verifying ends; None where it does not end before the files do."""
         return None if self.is_at_rest else self.counts
+
+    def until_durable(self) -> Watermark:
+        """The same for a reader that goes on where it ended, and so may read nothing that is replaced later."""
+        return replace(self, dispatched=min(self.dispatched, self.durable), is_at_rest=False)
 
     @property
     def ignore_from(self) -> int | None:
@@ -150,6 +155,7 @@ def _of_live(first: _Page, second: _Page, cells: dict[tuple[str, int], int] | No
         first[Word.SEGMENT_SIZE],
         second[Word.GENERATION],
         second[Word.TAIL],
+        first[Word.DURABLE],
         counts,
         is_at_rest=counts is not None and not in_use and first.is_idle and second[Word.INTENT] == first[Word.INTENT],
     )
@@ -163,7 +169,7 @@ def _of_copy(page: _Page, disk: Disk, paths: Paths) -> Watermark | None:
     log = LogReader(disk, paths.commitlog, segment)
     if dispatched and log.missing(dispatched) is not None:
         return None
-    return Watermark(dispatched, segment, page[Word.GENERATION], page[Word.TAIL], is_copy=True)
+    return Watermark(dispatched, segment, page[Word.GENERATION], page[Word.TAIL], dispatched, is_copy=True)
 
 
 def durable_in_this_boot(path: str, disk: Disk) -> int:
