@@ -1,7 +1,7 @@
 """What Airflow's triggerer waits for: a store crashed, transactions in doubt for too long, a message arrived.
 
 Each is an event trigger: it starts DAGs through an asset's watcher, and with `once=True` it ends a deferral. They look
-every few seconds, in a thread, so that a slow disk does not hold up the triggers of others.
+every few seconds, in a thread, so that a disk that is slow, or hangs, does not hold up the triggers of others.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import asyncio
 import hashlib
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from broker.errors import BrokerError
 from recovery.airflow.arguments import by_queue, check, plain
+from recovery.airflow.operating.looks import in_a_thread
 
 if TYPE_CHECKING:
     from recovery.jobs.due import DueWatch
@@ -94,7 +96,7 @@ class StoreTrigger(BaseEventTrigger):
 
     async def _look_again(self) -> dict[str, Any] | None:
         try:
-            found = await asyncio.to_thread(self.look)
+            found = await in_a_thread(self.look, self.path)
             self._reads = True
             return found
         except (BrokerError, OSError) as error:
@@ -271,7 +273,7 @@ class MessageTrigger(BaseEventTrigger):
         from recovery.jobs.tasks import queue_ends
 
         try:
-            return await asyncio.to_thread(queue_ends, self.path, self.topic)
+            return await in_a_thread(partial(queue_ends, self.path, self.topic), self.path)
         except (BrokerError, OSError) as error:
             self.log.warning("%s: %s", self.path, error)
             return None

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -21,6 +22,7 @@ from airflow.triggers.base import BaseEventTrigger
 
 import broker
 from broker.store.maintain import background as upkeep
+from recovery.airflow.operating import looks
 from recovery.airflow.sensors import CrashSensor, InDoubtSensor, MessageSensor
 from recovery.airflow.triggers import CrashTrigger, InDoubtTrigger, MessageTrigger
 from recovery.jobs.tasks import queue_ends
@@ -330,3 +332,23 @@ def test_a_crashed_store_is_not_due_and_says_so(tmp_path: Path) -> None:
 
     found = due_now(str(killed_shop(tmp_path / "shop")), time.time_ns() // 1_000_000, None)
     assert (found.event, found.gauges["crashed"], found.gauges["in_doubt"]) == (None, 1, 10)
+
+
+def test_stores_whose_disk_hangs_hold_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They had all threads that asyncio gives: no crash of another store was seen, and nothing was checked back."""
+    monkeypatch.setattr(looks, "HANGS_S", 0.01)
+    path, comes_back = killed_shop(tmp_path / "shop"), threading.Event()
+
+    async def watch() -> None:
+        gone = [CrashTrigger(path=f"/srv/{number}.store", poll_s=FAST_S) for number in range(40)]
+        for trigger in gone:
+            monkeypatch.setattr(trigger, "look", comes_back.wait)
+        hanging = [asyncio.ensure_future(anext(trigger.run())) for trigger in gone]
+        try:
+            assert (await first(CrashTrigger(path=str(path), poll_s=FAST_S).run(), 5))["path"] == str(path)
+        finally:
+            comes_back.set()
+            for one in hanging:
+                one.cancel()
+
+    asyncio.run(watch())

@@ -8,16 +8,17 @@ One task looks at all stores: fifty of them cost two tasks, not a hundred.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from airflow.sdk import BaseOperator, Context
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from broker.errors import BrokerError
+from recovery.airflow.operating.looks import in_a_thread
 from recovery.airflow.versions import AirflowException
 
 
@@ -57,7 +58,7 @@ class SightTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """What it sees."""
-        yield TriggerEvent(await asyncio.to_thread(sight_of, self.paths))
+        yield TriggerEvent(await in_a_thread(partial(sight_of, self.paths), "the stores"))
 
 
 class SightOperator(BaseOperator):
