@@ -21,6 +21,7 @@ from broker.store.maintain.retention_registry import read_history
 from recovery.following.standing import copy_standing
 from recovery.jobs.recovering import crashed
 from recovery.jobs.setup import LATEST_RETENTION, last_report
+from recovery.page.hanging import within_time
 from recovery.views.consumer_lag import GroupPosition, positions
 from recovery.views.dead_letters import dead_letters, groups
 from recovery.views.overview import overview, story
@@ -43,13 +44,16 @@ def line_of(name: str, path: str) -> dict[str, Any]:
     """One store in a line of the list; `error` is a sentence when it cannot be read."""
     line: dict[str, Any] = {"name": name, "path": path, "error": None}
     try:
-        seen, report = overview(path, now_ms(), limit=LISTED, parked_limit=0), last_report(path)
-        lag = sum(one["lag"] for one in _consumers(path))
-        facts = {"counts": seen.counts, "oldest_s": seen.oldest_s, "crashed": bool(crashed(path)), "lag": lag}
-        facts["foreign"] = _is_foreign(path)
-        return {**line, **facts, "copy": _copy(path), "report": report and _short(report)}
+        return {**line, **within_time(path, lambda: _line(path))}
     except UNREADABLE as error:
         return {**line, "error": str(error)}
+
+
+def _line(path: str) -> dict[str, Any]:
+    seen, report = overview(path, now_ms(), limit=LISTED, parked_limit=0), last_report(path)
+    lag = sum(one["lag"] for one in _consumers(path))
+    facts = {"counts": seen.counts, "oldest_s": seen.oldest_s, "crashed": bool(crashed(path)), "lag": lag}
+    return {**facts, "foreign": _is_foreign(path), "copy": _copy(path), "report": report and _short(report)}
 
 
 def store_of(name: str, path: str) -> dict[str, Any]:
@@ -57,6 +61,10 @@ def store_of(name: str, path: str) -> dict[str, Any]:
 
     Raises BrokerError, OSError when it cannot be read.
     """
+    return {"name": name, "path": path, **within_time(path, lambda: _store(path))}
+
+
+def _store(path: str) -> dict[str, Any]:
     seen = overview(path, now_ms(), limit=LISTED, parked_limit=LISTED).as_json()
     report = last_report(path)
     with broker.open(path, read_only=True) as store:
@@ -69,33 +77,30 @@ def store_of(name: str, path: str) -> dict[str, Any]:
         "copy": _copy(path),
     }
     facts["clients"] = _clients(path)
-    return {
-        "name": name,
-        "path": path,
-        **seen,
-        **facts,
-        "report": report and _short(report),
-        "retention": _retained(path),
-    }
+    return {**seen, **facts, "report": report and _short(report), "retention": _retained(path)}
 
 
 def transaction_of(name: str, path: str, commitlog_offset: int) -> dict[str, Any] | None:
     """All that the store says about one transaction, in order; None where no half message begins there."""
-    steps = story(path, commitlog_offset)
+    steps = within_time(path, lambda: story(path, commitlog_offset))
     return {"name": name, "commitlog_offset": commitlog_offset, "steps": steps} if steps else None
 
 
 def report_of(path: str) -> dict[str, Any] | None:
     """The whole report of the last verification; None where there was none."""
-    return last_report(path)
+    return within_time(path, lambda: last_report(path))
 
 
 def dead_letters_of(name: str, path: str, group: str) -> dict[str, Any]:
     """The dead letters of a consumer group, the newest `LISTED` of them."""
+    return {"name": name, "group": group, **within_time(path, lambda: _dead_letters(path, group))}
+
+
+def _dead_letters(path: str, group: str) -> dict[str, Any]:
     with broker.open(path, read_only=True) as store:
         newest = [one.as_json() for one in dead_letters(store, group, newest=LISTED)][::-1]
         omitted = max(0, groups(store).get(group, 0) - LISTED)
-    return {"name": name, "group": group, "letters": newest, "omitted": omitted, "foreign": _is_foreign(path)}
+    return {"letters": newest, "omitted": omitted, "foreign": _is_foreign(path)}
 
 
 def now_ms() -> int:

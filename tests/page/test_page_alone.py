@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from click.testing import CliRunner
 import broker
 from recovery.cli.declaration import VerbGroup
 from recovery.cli.run import page as verbs_page
-from recovery.page import facts
+from recovery.page import facts, hanging
 from recovery.page.app import OperationsPage, PageStore, make_page_app
 from recovery.page.sessions import SESSIONS_MAX, PageRefusal, Sessions
 from recovery.views.overview import overview, story
@@ -294,3 +295,32 @@ def test_a_signal_stops_it_with_0(tmp_path: Path, number: int) -> None:
         idle = socket.create_connection((host, int(port)))
     idle.close()
     assert time.monotonic() - begun < 30
+
+
+def test_a_store_whose_disk_hangs_is_one_line(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other was shown, and each look took another thread of the server, until it answered nobody."""
+    monkeypatch.setattr(hanging, "WITHIN_S", 0.2)
+    gone, comes_back, looks = shop(tmp_path / "gone"), threading.Event(), list[str]()
+
+    def looked(where: str, *arguments: Any, **options: Any) -> Any:
+        if where == str(gone):
+            looks.append(where)
+            comes_back.wait(20)
+        return overview(where, *arguments, **options)
+
+    monkeypatch.setattr(facts, "overview", looked)
+    stores = [PageStore("gone", str(gone)), PageStore("shop", str(path))]
+    client = TestClient(
+        make_page_app(OperationsPage(stores, Sessions(TOKEN), cookie="page"), ["127.0.0.1"]), base_url=URL
+    )
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    monkeypatch.setattr(hanging, "_hanging", {})
+    for _ in range(3):
+        first, second = client.get("/api/stores", headers=headers).json()
+        assert "does not answer within 0.2 s" in first["error"]
+        assert second["error"] is None
+    assert client.get("/api/stores/gone", headers=headers).status_code == 409
+    assert len(looks) == 1
+    comes_back.set()
+    hanging._hanging[str(gone)].result(20)
+    assert client.get("/api/stores/gone", headers=headers).status_code == 200
