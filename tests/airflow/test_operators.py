@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,7 +35,7 @@ from recovery.jobs.setup import LATEST_RETENTION, last_report
 from recovery.jobs.tasks import Unanswered, crashed
 from tests.airflow.bags import DagSerialization
 from tests.airflow.dag_runs import context
-from tests.jobs.shops import ANSWERS, bind, bodies, killed_shop, park, shop, spoil_slot
+from tests.jobs.shops import ANSWERS, SMALL, bind, bodies, killed_shop, park, shop, spoil_slot
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -125,6 +126,19 @@ def test_a_retention_that_left_ledger_rows_is_red_when_all_else_is_done(tmp_path
     with pytest.raises(AirflowFailException, match=r"does not answer.*All else was done; the next run tries again$"):
         RetentionOperator(task_id="retain", path=str(path), ledger=nobody).execute(context())
     assert last_report(str(path), LATEST_RETENTION) is not None
+
+
+def test_a_clock_of_the_scheduler_that_is_ahead_makes_no_message_old(tmp_path: Path) -> None:
+    """The run was due in 2100: what was stored today was removed, and so were the ledger's rows of today."""
+    path = tmp_path / "shop"
+    with broker.open(str(path), layout=SMALL) as store, store.consumer("billing", "orders") as consumer:
+        for _ in range(2 * SMALL.segment_bytes // 100_000):
+            store.append(broker.Message("orders", bytes(100_000)))
+        while message := consumer.receive(timeout_s=0):
+            consumer.ack(message)
+    found = RetentionOperator(task_id="retain", path=str(path)).execute(context())
+    assert found["segments"] == 0
+    assert found["now_ms"] <= time.time() * 1000
 
 
 def test_a_verification_needs_no_ledger(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,8 +50,10 @@ class RetentionOperator(StoreOperator):
             "free_bytes": self.free_bytes,
             "gone_after": self.gone_after,
         }
+        # A run that a scheduler made whose clock was ahead is due in the future: what is young would be old by then.
+        when = min(now_ms(context), time.time_ns() // 1_000_000)
         found = tasks.retain(
-            **self.settings(), now_ms=now_ms(context), keep=self.keep, even_unread=is_true(self.even_unread), **limits
+            **self.settings(), now_ms=when, keep=self.keep, even_unread=is_true(self.even_unread), **limits
         )
         for pin in found["pins"][:_PINS_LOGGED]:
             self.log.warning("segments that are due stay: %s", pin["text"])
