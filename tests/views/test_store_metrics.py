@@ -153,3 +153,32 @@ def test_a_store_that_is_not_there_is_not_made(tmp_path: Path, capsys: pytest.Ca
     ran = command(capsys, "metrics", tmp_path / "none")
     assert (ran.code, ran.out) == (2, "")
     assert not (tmp_path / "none").exists()
+
+
+def test_several_stores_have_no_sample_in_common(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """node_exporter's textfile collector showed one of them: nobody was alerted about the other."""
+    seen: set[tuple[str, Labels]] = set()
+    for name in ("shop", "billing"):
+        with broker.open(str(tmp_path / name), layout=SMALL) as store:
+            store.append(broker.Message("orders", b"1"))
+        found = parse(command(capsys, "metrics", tmp_path / name, "--label", f"store={name}").out)
+        assert all(("store", name) in labels for _, labels in found)
+        assert not seen & found.keys()
+        seen |= found.keys()
+
+
+@pytest.mark.parametrize(
+    ("label", "why"),
+    [
+        ("shop", "not NAME=VALUE"),
+        ("my-store=a", "cannot name a label"),
+        ("__a=b", "nor __"),
+        ("group=a", "of their own"),
+    ],
+)
+def test_a_label_that_prometheus_does_not_take(
+    label: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran = command(capsys, "metrics", tmp_path, "--label", label)
+    assert (ran.code, ran.out) == (2, "")
+    assert why in ran.err

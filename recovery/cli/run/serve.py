@@ -6,6 +6,7 @@ import contextlib
 import logging
 import math
 import os
+import re
 import resource
 import signal
 import threading
@@ -13,7 +14,7 @@ import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 from broker.log_fields import event
-from recovery.cli.declaration import Option, VerbGroup
+from recovery.cli.declaration import BadParameter, Option, VerbGroup
 from recovery.cli.shared import LogOrNone, Otlp, Store, examples, listing
 from recovery.cli.terminal.log_lines import log_to_stderr
 from recovery.cli.terminal.output import show, show_now
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from broker.server.running import Server
 
 _OTHER_FILES = 512  # of the store, and the server's own
+_LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
+_OWN_LABELS = ("group", "topic", "decided_by", "decision")  # of `recovery.metrics.store_metrics`
 
 log = logging.getLogger("recovery.serve")
 
@@ -170,19 +173,45 @@ def _allow_files(needed: int, store: str) -> None:
         )  # fmt: skip
 
 
-def metrics(store: Store) -> None:
+def metrics(
+    store: Store,
+    labels: Annotated[
+        list[str] | None,
+        Option("--label", metavar="NAME=VALUE", help="A label of each sample, as store=shop; may be repeated."),
+    ] = None,
+) -> None:
     """Print what is to be watched of a store, in the text format of Prometheus: for node_exporter's textfile collector.
 
     Transactions in doubt, parked, and the age of the oldest; lag, pauses and dead letters by group; disk. Opens the
-    store beside the processes that use it, and writes nothing to its log.
+    store beside the processes that use it, and writes nothing to its log. The collector takes a sample of one name and
+    labels once: of several stores each needs a label of its own.
     """
     import broker
     from broker.server.metrics import exposition
     from recovery.metrics.store_metrics import samples
 
+    given = _labels_of(labels or [])
     with broker.open(store, create=False) as opened:
-        text = exposition(samples(opened, time.time_ns() // 1_000_000))
+        found = list(samples(opened, time.time_ns() // 1_000_000))
+    text = exposition((name, kind, {**given, **own}, value) for name, kind, own, value in found)
     show(text.splitlines())
+
+
+def _labels_of(pairs: list[str]) -> dict[str, str]:
+    """Raises BadParameter for what Prometheus does not take as a label."""
+    from recovery.cli.messages import properties_of
+
+    try:
+        found = properties_of(pairs)
+    except ValueError as error:
+        raise BadParameter(str(error), param_hint="--label") from None
+    for name in found:
+        if not _LABEL.fullmatch(name):
+            text = f"{name!r} cannot name a label: that has A-Z, a-z, 0-9 and _, and begins with neither a digit nor __"
+            raise BadParameter(text, param_hint="--label")
+        if name in _OWN_LABELS:
+            raise BadParameter(f"samples have a label {name} of their own: give another name", param_hint="--label")
+    return found
 
 
 def register(app: VerbGroup) -> None:
@@ -190,7 +219,11 @@ def register(app: VerbGroup) -> None:
     app.verb(
         metrics,
         **listing("metrics"),
-        epilog=examples("metrics shop.store", "metrics shop.store > /var/lib/node_exporter/shop.prom"),
+        epilog=examples(
+            "metrics shop.store",
+            "metrics shop.store > /var/lib/node_exporter/shop.prom",
+            "metrics shop.store --label store=shop",
+        ),
     )
     app.verb(
         serve,
