@@ -161,9 +161,12 @@ def configured() -> StoreList:
 
 
 def in_one_directory(stores: Sequence[StoreSettings]) -> list[tuple[str, str]]:
-    """(store, earlier store) of one path: mostly a table that was copied, whose own store nobody looks after."""
+    """(store, earlier store) of one directory: mostly a table that was copied, whose own store nobody looks after.
+
+    A symbolic link leads to one, too: whether a person approves its recovery would be a matter of both.
+    """
     first: dict[str, str] = {}
-    pairs = [(store.name, first.setdefault(os.path.normpath(store.path), store.name)) for store in stores if store.path]
+    pairs = [(store.name, first.setdefault(os.path.realpath(store.path), store.name)) for store in stores if store.path]
     return [(name, earlier) for name, earlier in pairs if name != earlier]
 
 

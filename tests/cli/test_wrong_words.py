@@ -99,6 +99,10 @@ def test_a_file_of_stores(store: Path, capsys: pytest.CaptureFixture[str]) -> No
     file.write_text("[stores.shop]\npath = '/srv/shop'\n[stores.billing]\npath = '/srv/shop/'\n")
     ran = command(capsys, "settings", "--check", file)
     assert (ran.code, "warn   billing: its path is that of shop" in ran.out) == (0, True), ran.out
+    link = store.parent / "link"
+    link.symlink_to(store)
+    file.write_text(f"[stores.shop]\npath = '{store}'\n[stores.billing]\npath = '{link}'\n")
+    assert "warn   billing: its path is that of shop" in command(capsys, "settings", "--check", file).out
 
 
 def test_a_copy_that_is_there_gives_up_as_well(
