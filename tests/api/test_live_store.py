@@ -159,6 +159,26 @@ def test_what_rocketmq_refuses_is_refused(tmp_path: Path) -> None:
     assert verify(tmp_path / "store").ok
 
 
+def test_what_another_process_lets_a_topic_take_is_not_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a second a queue that it had added did not exist, and a topic did not take the type that it takes."""
+    monkeypatch.setattr(topicfile, "_LOOK_MS", 1 << 40)  # the second does not end
+    with opened(tmp_path) as store, opened(tmp_path) as other:
+        plain, ordered = broker.Message("t", b"x"), broker.Message("t", b"x", properties={"__SHARDINGKEY": "x"})
+        store.append(plain)
+        other.create_topic("t", queues=8)
+        assert store.append(plain, queue_id=7).queue_offset == 0
+        other.create_topic("t", queues=8, message_type="FIFO", perm=4)
+        with pytest.raises(broker.MessageRejected, match="takes FIFO messages"):
+            store.append(plain, queue_id=8)  # it looks, since there was no such queue, and knows better from here on
+        with pytest.raises(broker.NotPermitted, match="may not be written"):
+            store.append(ordered)
+        other.create_topic("t", queues=8, message_type="FIFO", perm=6)
+        store.append(ordered)
+        other.create_topic("t", queues=8, message_type="TRANSACTION")
+        store.transactions.prepare(plain, "shop")
+    assert verify(tmp_path / "store").ok
+
+
 def test_a_delayed_message_waits_in_the_schedule_topic(tmp_path: Path) -> None:
     """With the place where it belongs; what is no delay is refused."""
     with opened(tmp_path, sync="each") as store:

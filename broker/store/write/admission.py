@@ -148,26 +148,14 @@ class Admission:
         rules = self.topics.rules(topic, now_ms)
         if rules is None:
             rules = self._first_use(topic, now_ms, system=system)
-        if not system:
-            if topic in SEND_REFUSED_TOPICS:
-                raise MessageRejected(f"{topic} is the broker's own topic; applications cannot send to it")
-            accepts = rules.message_type
-            if accepts and accepts != "MIXED" and accepts not in _types(properties, prepared=prepared):
-                raise MessageRejected(_wrong_type(topic, accepts, message_type(properties, prepared=prepared)))
-        if not rules.may_write or rules.write_queues < 1:
-            lacks = (
-                "writeQueueNums in config/topics.json is 0" if rules.may_write else "perm in config/topics.json lacks 2"
-            )
-            raise NotPermitted(f"the topic {topic} may not be written: its {lacks}")
         try:
-            has_queue = 0 <= queue_id < rules.write_queues
-            if type(queue_id) is not int:  # a property states it as text: not as True, nor as 1.0
-                has_queue = has_queue and str(queue_id).isdecimal()
-        except TypeError:  # it is not a number
-            has_queue = False
-        if not has_queue:
-            reason = f"queues 0 to {rules.write_queues - 1}, and no queue {queue_id!r:.60}"
-            raise MessageRejected(f"the topic {topic} has {reason}")
+            _check(topic, rules, properties, queue_id, prepared=prepared, system=system)
+        except (MessageRejected, NotPermitted):  # another process may have changed the topic within this second
+            self.topics.look(now_ms)
+            changed = self.topics.rules(topic, now_ms)
+            if changed is None or changed == rules:
+                raise
+            _check(topic, changed, properties, queue_id, prepared=prepared, system=system)
 
     def _first_use(self, topic: str, now_ms: int, *, system: bool) -> Rules:
         """A topic that is new here: another process may have made it a moment ago.
@@ -193,6 +181,30 @@ def _first(topic: str, *, system: bool) -> TopicConfig:
     if topic == SCHEDULE_TOPIC:
         return new_topic(topic, len(parse_delay_levels()))
     return new_topic(topic, 1) if system or is_system_topic(topic) else new_topic(topic, DEFAULT_QUEUES)
+
+
+def _check(
+    topic: str, rules: Rules, properties: Mapping[str, str], queue_id: int, *, prepared: bool, system: bool
+) -> None:
+    """Raises MessageRejected, NotPermitted for what a topic with these rules does not take."""
+    if not system:
+        if topic in SEND_REFUSED_TOPICS:
+            raise MessageRejected(f"{topic} is the broker's own topic; applications cannot send to it")
+        accepts = rules.message_type
+        if accepts and accepts != "MIXED" and accepts not in _types(properties, prepared=prepared):
+            raise MessageRejected(_wrong_type(topic, accepts, message_type(properties, prepared=prepared)))
+    if not rules.may_write or rules.write_queues < 1:
+        lacks = "writeQueueNums in config/topics.json is 0" if rules.may_write else "perm in config/topics.json lacks 2"
+        raise NotPermitted(f"the topic {topic} may not be written: its {lacks}")
+    try:
+        has_queue = 0 <= queue_id < rules.write_queues
+        if type(queue_id) is not int:  # a property states it as text: not as True, nor as 1.0
+            has_queue = has_queue and str(queue_id).isdecimal()
+    except TypeError:  # it is not a number
+        has_queue = False
+    if not has_queue:
+        reason = f"queues 0 to {rules.write_queues - 1}, and no queue {queue_id!r:.60}"
+        raise MessageRejected(f"the topic {topic} has {reason}")
 
 
 def _wrong_type(topic: str, accepts: str, kind: str) -> str:
