@@ -143,7 +143,7 @@ class GroupWorker:
             processed=app.processed,
         )  # fmt: skip
         execution = Execution(app, group, self.consumer, loop, self._stopping, runs)
-        self._process = observing.handling(execution.run, group.group)
+        self._process, self._processed = observing.handling(execution.run, group.group), app.processed
         self._turn, self._counting = threading.Lock(), threading.Lock()
         self.failure: BaseException | None = None
         self.handled = self.running = 0
@@ -183,6 +183,7 @@ class GroupWorker:
         with self._counting:
             self.running += 1
         try:
+            self._processed.find_place()
             self._process(message)
         finally:
             with self._counting:

@@ -12,7 +12,6 @@ transactions that insert one key, one commits; the other sees that the message i
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import time
 from collections.abc import Mapping
@@ -57,6 +56,7 @@ class Processed:
         check_table(table, schema)
         self.metadata, self.rows = _table(table, schema)
         self._unplaced = self.rows
+        self._unasked: Engine | None = None
 
     def create_all(self, engine: Engine) -> None:
         """Make the table, where it is not there yet; other processes may do so at the same moment.
@@ -74,17 +74,26 @@ class Processed:
         """Name the table by the schema that new connections of the engine find it in now.
 
         A `SET search_path` or `USE` outlives its transaction on a connection of the pool, and would lead the notes of
-        later ones elsewhere: a message would be processed twice. Without an answer of the database it stays unnamed.
+        later ones elsewhere: a message would be processed twice. Without an answer of the database it stays as it is,
+        until `find_place` has one.
         """
         from sqlalchemy import MetaData
         from sqlalchemy.exc import SQLAlchemyError
 
         # PostgreSQL says it each time, of new connections: another test may have another schema. MySQL does not.
         rows = self._unplaced if engine.dialect.name == "postgresql" else self.rows
-        with contextlib.suppress(SQLAlchemyError):
+        try:
             if rows.schema is None and (schema := schema_of(engine, rows.name)) is not None:
                 rows = rows.to_metadata(MetaData(info=self.metadata.info), schema=schema)
-        self.rows = rows
+        except SQLAlchemyError:
+            self._unasked = engine
+            return
+        self.rows, self._unasked = rows, None
+
+    def find_place(self) -> None:
+        """Call it outside a transaction, before a message is processed: `stay_in_place`, where that got no answer."""
+        if (engine := self._unasked) is not None:
+            self.stay_in_place(engine)
 
     def first_time(self, session: Session, group: str, message: ReceivedMessage) -> bool:
         """Note in the session's transaction that a group processes a message; False when it did so before.

@@ -172,6 +172,20 @@ def test_the_schema_of_new_connections_counts(postgres_url: URL) -> None:
     engine.dispose()
 
 
+def test_the_schema_is_found_when_the_database_is_back(postgres_url: URL, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it did not answer when workers started, a search_path that was left led all their notes elsewhere."""
+    engine, processed = create_engine(postgres_url), broker.Processed()
+    processed.create_all(engine)
+    with monkeypatch.context() as away:
+        away.setattr(engine, "connect", create_engine("postgresql+psycopg:///?host=/nowhere").connect)
+        processed.stay_in_place(engine)
+        processed.find_place()
+    assert processed.rows.schema is None
+    processed.find_place()
+    assert processed.rows.schema == "public"
+    engine.dispose()
+
+
 def test_a_forgotten_await_in_a_block(app: broker.App) -> None:
     """Whose transaction is not async: there is nothing to await, and nothing is saved."""
     with pytest.raises(TransactionError, match="nothing awaited it"), app.transaction() as session:  # noqa: PT012
