@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Mapping
-from pathlib import Path
+from importlib.resources import files
 from typing import Any
 
 import broker
@@ -31,7 +31,7 @@ CLIENTS_LISTED = 20
 FINDINGS_LISTED = 20
 UNREADABLE = (BrokerError, OSError)
 _OF_BROKERS = (HALF_TOPIC, OP_TOPIC)  # their consumer is the broker: what is unread there is in doubt, or ended
-_PAGE = Path(__file__).with_name("page.html")
+_PAGE = files("recovery.page") / "page.html"  # in a zip, too
 
 
 def page(host: Mapping[str, Any], nonce: str = "") -> str:

@@ -8,13 +8,12 @@ import re
 import sys
 from collections.abc import Iterator
 from importlib.metadata import packages_distributions
-from pathlib import Path
+from importlib.resources import files
 
 from broker.errors import BrokerError
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _OF_PYTEST = re.compile(r"conftest|test_.*|.*_test")  # it loads them before a test has a database of its own
-_TEMPLATES = Path(__file__).parent / "template"
 _FILES = {"application.py.txt": "{name}.py", "tests.py.txt": "test_{name}.py", "readme.md.txt": "README.md"}
 
 
@@ -37,8 +36,9 @@ def make_application(directory: str) -> Iterator[str]:
     os.makedirs(directory, exist_ok=True)
     if held := sorted(os.listdir(directory)):
         raise BrokerError(f"{directory} is not empty (it holds {held[0]}): nothing was made. Name another directory")
+    templates = files("recovery.work") / "template"  # in a zip, too
     for template, file_name in _FILES.items():
-        text = (_TEMPLATES / template).read_text(encoding="utf-8")
+        text = (templates / template).read_text(encoding="utf-8")
         path = os.path.join(directory, file_name.format(name=name))
         with open(path, "x", encoding="utf-8") as file:
             file.write(text.replace("__NAME__", name))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -84,3 +85,16 @@ def test_nothing_is_written_over(
     assert ran.code == 2
     assert "is not empty (it holds notes): nothing was made" in ran.err
     assert [path.name for path in (tmp_path / "shop").iterdir()] == ["notes"]
+
+
+def test_files_beside_the_code_are_found_in_a_zip(tmp_path: Path) -> None:
+    """`zipapp` of an application and checkback made none: "Not a directory"."""
+    with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
+        for path in [*ROOT.glob("broker/**/*.py"), *ROOT.glob("recovery/*.py"), *ROOT.glob("recovery/work/**/*.*")]:
+            archive.write(path, path.relative_to(ROOT))
+    program = "from recovery.work.scaffold import make_application; print(list(make_application('bakery'))[0])"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], cwd=tmp_path, env={"PYTHONPATH": str(tmp_path / "all.zip")},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout == "made bakery/bakery.py\n", done
