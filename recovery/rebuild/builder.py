@@ -66,7 +66,7 @@ class Build:
         self.redo_log = UnitFiles(disk, self.paths.redo_log, sizes.redo_log_bytes, UNIT)
         self.table = UnitFiles(disk, self.paths.state_table, sizes.state_table_bytes, SLOT)
         self.batches = BatchQueueFiles(files, disk, self.paths)
-        known = [segment.base for segment in files.index]
+        known = sorted(segment.base for segment in files.index)
         self.index = IndexFiles(
             disk, self.paths.index, sizes.index_slots, sizes.index_items, rule, names=known, whole_records=ours
         )

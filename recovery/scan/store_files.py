@@ -25,6 +25,7 @@ from broker.store.disk.paths import STATE_TABLE, given_path, is_topic_directory
 from broker.store.disk.store_lock import is_held
 from broker.store.read.detect import check_is_store
 from broker.store.read.directory import StoreDirectory
+from broker.store.read.index import in_log_order
 from broker.store.read.kinds.log_directories import other_log_directories
 from broker.store.read.kinds.rocksdb_config import damaged_config_databases, read_config_database
 from broker.store.read.kinds.rocksdb_queues import RocksDBQueues, queue_database
@@ -101,14 +102,13 @@ class StoreFiles:
             return []
 
     def _numbered(self, directory: str) -> list[Segment]:
-        """The files of the index, which are named by the time at which they were made."""
+        """The files of the index, in the order of the log."""
         entries = [entry for entry in self._entries(directory) if entry.is_file and entry.name.isdecimal()]
         counts = self.watermark.counts if self.watermark is not None else None
         if counts is not None:  # a file behind the one in use was only begun
             entries = [entry for entry in entries if int(entry.name) <= counts.index]
-        return [
-            Segment(int(entry.name), entry.size, entry.path, entry.inode, self._directory.files) for entry in entries
-        ]
+        files = self._directory.files
+        return in_log_order([Segment(int(one.name), one.size, one.path, one.inode, files) for one in entries])
 
     def _known_topics(self) -> Mapping[str, config.TopicConfig] | None:
         """The topics of topics.json, or of the RocksDB in its place; None when it cannot be read."""

@@ -237,8 +237,8 @@ def right_times(file: IndexFileView, items: Ints, live: Rows, store_ms: Ints) ->
         fits |= stated_s == np.minimum(after_ms, TIME_DIFF_S_MAX) // 1000  # 3.0
     if file.before_ms is None:
         fits |= (items == 1) & (stated_s >= 0)
-    elif file.before_ms:
-        fits |= (items == 1) & (stated_s == np.maximum(store_ms - file.before_ms, 0) // 1000)
+    for before_ms in file.before_ms or ():
+        fits |= (items == 1) & (stated_s == np.maximum(store_ms - before_ms, 0) // 1000)
     fits &= (items != 1) | (store_ms == header.begin_timestamp_ms)
     if not file.is_growing:
         fits &= (items != file.used) | (store_ms == header.end_timestamp_ms)

@@ -40,7 +40,7 @@ class IndexFileView:
     slots: int
     items: int  # that fit
     is_growing: bool = False  # items may be added while it is read: what follows the counted ones is uncommitted
-    before_ms: int | None = 0  # the end of the file before it; 0 without one, None where retention took it
+    before_ms: tuple[int, ...] | None = ()  # ends of files from which its first item may count; None: retention took it
 
     @property
     def used(self) -> int:
@@ -86,9 +86,7 @@ def open_index(
             file = segment.files.get(segment.path, segment.inode)
             store_path = os.path.dirname(os.path.dirname(segment.path))
             found = work_out(file, header, segment.size, store_path, capacity=capacity)
-            before_ms = files[-1].header.end_timestamp_ms if files else None
-            if not files and header.begin_commitlog_offset == 0:
-                before_ms = 0
+            before_ms = _ends_before(files) if files or header.begin_commitlog_offset == 0 else None
             files.append(IndexFileView(segment, header, found.slots, found.items, grows, before_ms))
             if header.next_item - 1 > found.items:
                 raise CorruptRecord(f"its header counts {header.next_item - 1} items, {found.items} fit")
@@ -99,6 +97,15 @@ def open_index(
         except CorruptStore as error:
             findings.add(Finding("index-damaged", 0, str(error), segment.path))
     return files
+
+
+def _ends_before(files: Sequence[IndexFileView]) -> tuple[int, ...]:
+    """The ends of the files that a broker may have had for the last one when it began the next.
+
+    That is the last in the log, and the last by name for a broker that was started since.
+    """
+    last_named = max(files, key=lambda file: file.segment.base, default=None)
+    return () if last_named is None else (files[-1].header.end_timestamp_ms, last_named.header.end_timestamp_ms)
 
 
 class Chains:

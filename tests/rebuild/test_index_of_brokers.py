@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from broker.format.index import item_at
+from broker.format.index import IndexHeader, IndexItem, item_at
 from recovery.rebuild import builder
 from recovery.rebuild.rebuilder import rebuild
 from recovery.scan.kinds import Kinds
@@ -56,3 +56,22 @@ def test_an_index_that_two_brokers_made_is_what_the_log_says(
     raw[at] ^= 1
     newest.write_bytes(raw)
     assert [one.part for one in rebuild(path).differences][:1] == ["index"]
+
+
+def test_an_index_whose_broker_moved_to_another_time_zone_is_what_the_log_says(
+    kind_store: Callable[[str], Path],
+) -> None:
+    """Its files are named by local time. At its next start the broker takes the one of the largest name for the last:
+    what it begins then counts from the end of that one.
+    """
+    path = kind_store("rocketmq-5.5.0-clean")
+    first, *_, last = sorted((path / "index").iterdir())
+    end_ms = IndexHeader.unpack_from(first.read_bytes()).end_timestamp_ms
+    first.rename(first.with_name(str(int(first.name) + 80_000_000)))  # eight hours
+    raw = bytearray(last.read_bytes())
+    seconds = (IndexHeader.unpack_from(raw).begin_timestamp_ms - end_ms) // 1000
+    at = item_at(1, 50) + IndexItem.OFFSET["time_diff_s"]
+    raw[at : at + 4] = seconds.to_bytes(4, "big")
+    last.write_bytes(raw)
+    assert [str(one) for one in verify(path).findings] == []
+    assert rebuild(path).ok

@@ -8,9 +8,10 @@ RocketMQ: IndexService, IndexFile (5.3.3).
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 
 from broker.errors import CorruptRecord, CorruptStore
 from broker.format.index import (
@@ -31,6 +32,7 @@ from broker.format.index import (
 from broker.store.disk.files import Entry, Missing, ReadFile
 from broker.store.read.directory import StoreDirectory
 from broker.store.read.layout import read_layout
+from broker.store.read.segments import Segment
 
 _CHUNK_BYTES = 1 << 20
 _PAUSES_S = (0.0, 0.001, 0.004)  # the broker writes item, slot and header one after the other
@@ -143,6 +145,28 @@ class Index:
         reason = f"no number of slots and items fits its {entry.size} bytes and its {used_items} items"
         next_step = f"Run: checkback verify {self._directory.path}"
         raise CorruptStore(f"{entry.path}: not an index that RocketMQ wrote: {reason}. {next_step}", path=entry.path)
+
+
+def in_log_order(segments: Sequence[Segment]) -> list[Segment]:
+    """The files of an index in the order of the log, as far as their headers agree on one; else as they are named.
+
+    Quirk: a file is named by the local time at which it was made. Where a broker's time zone changes, its clock is set
+    back or its summer time ends, a later file has a smaller name. RocketMQ: IndexService.getAndCreateLastIndexFile.
+    """
+    spans: list[tuple[int, int, int]] = []
+    unused: list[Segment] = []
+    for number, segment in enumerate(segments):
+        with suppress(Missing, CorruptRecord):
+            header = IndexHeader.unpack_from(segment.read(0, HEADER_SIZE))
+            if header.next_item > 1:
+                spans.append((header.begin_commitlog_offset, header.end_commitlog_offset, number))
+                continue
+        unused.append(segment)
+    ordered = sorted(spans)
+    agree = all(before[1] <= after[1] for before, after in pairwise(ordered))
+    if ordered == spans or not agree:
+        return list(segments)
+    return [*(segments[number] for _, _, number in ordered), *unused]
 
 
 def work_out(
