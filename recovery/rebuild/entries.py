@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from broker.format import properties as names
-from broker.format.consumequeue import Unit
+from broker.format.consumequeue import EXT_ADDRESS_MAX, Unit
 from broker.format.java import string_hash
 from broker.format.redolog import PREPARED_TAG
 from broker.format.statetable import Slot
@@ -144,13 +144,15 @@ def keep_live_tags(run: QueueRun, files: StoreFiles) -> None:
 def _set_due_times(run: QueueRun, live: Rows) -> None:
     """A message that waits for a delay level has the time at which it is due in place of a tags code.
 
-    What the live unit says is kept where it is about this record; elsewhere the queue's usual delay is taken, or
-    RocketMQ's. RocketMQ: CommitLog.checkMessageAndReturnSize (5.3.3).
+    What the live unit says is kept where it is about this record. Elsewhere, and where it names a place in the
+    ConsumeQueueExt that says nothing, the queue's usual delay is taken, or RocketMQ's.
+    RocketMQ: CommitLog.checkMessageAndReturnSize (5.3.3).
     """
     rows = run.units
     levels = run.records.property(names.DELAY).to_pylist()
     waits = np.array([level is not None and level.isdigit() for level in levels], np.bool_)
     is_same = (live["commitlog_offset"] == rows["commitlog_offset"]) & (live["size"] == rows["size"]) & waits
+    is_same &= live["tags_code"] > EXT_ADDRESS_MAX
     stored_ms = run.records.field("store_timestamp_ms")
     waited_ms = deliver_time_ms(run.queue_id + 1, 0)
     if is_same.any():

@@ -10,6 +10,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,10 +19,12 @@ import pytest
 
 import broker
 from broker.errors import CorruptStore, NotAStore
-from broker.format.consumequeue import BatchUnit, Unit
+from broker.format.consumequeue import BatchUnit, ExtUnit, Unit
 from broker.format.index import IndexHeader, IndexItem
 from recovery.rebuild.rebuilder import rebuild
 from recovery.repair.salvage import salvage
+from recovery.scan.record_at import record_at
+from recovery.scan.store_files import StoreFiles
 from recovery.verify.verifier import verify
 from recovery.views.figures import survey
 from recovery.views.html_report import html_report
@@ -145,6 +148,26 @@ def test_a_damaged_place_in_the_queue_ext_is_found(store: Callable[[str], Path])
         assert verify(path).findings.counts["queue-missing"] == 1, at
         _flip(ext, at)
     assert verify(path).ok
+
+
+def test_a_damaged_place_of_a_message_that_waits_is_made_again(store: Callable[[str], Path]) -> None:
+    """verify named the unit, and rebuild, which it advises, took the number of the place for the time it is due."""
+    path, topic = store("rocketmq-5.5.0-clean"), "SCHEDULE_TOPIC_XXXX"
+    queue, ext = (path / directory / topic / "0" / f"{0:020}" for directory in ("consumequeue", "consumequeue_ext"))
+    raw = bytearray(queue.read_bytes())
+    unit = Unit.unpack_from(raw)
+    record = record_at(StoreFiles.open(str(path)).commitlog, unit.commitlog_offset)
+    assert record is not None
+    stored_ms = int(record.field("store_timestamp_ms")[0])
+    ext.parent.mkdir(parents=True)
+    ext.write_bytes(ExtUnit(ExtUnit.SIZE, unit.tags_code, stored_ms, 0).pack())
+    raw[: Unit.SIZE] = replace(unit, tags_code=-(1 << 63)).pack()
+    queue.write_bytes(raw)
+    assert verify(path).ok
+    assert rebuild(path).ok
+    _flip(ext, 1)
+    assert verify(path).findings.counts == {"queue-missing": 1}
+    assert [(one.part, one.kind) for one in rebuild(path).differences] == [("consumequeue", "different")]
 
 
 def test_a_lost_item_of_tags_is_found(store: Callable[[str], Path]) -> None:
