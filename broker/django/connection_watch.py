@@ -14,9 +14,11 @@ import itertools
 import sys
 from collections.abc import Iterator
 from functools import partial
+from types import FrameType
 from typing import Any
 
 from django.db import DatabaseError, Error, InternalError
+from django.db.transaction import Atomic
 
 from broker.enlisting.attached_files import check_attached
 from broker.enlisting.enlistment import Branch, Enlistment, LedgerRows
@@ -34,9 +36,12 @@ class ConnectionWatch:
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         self._enlistment: Enlistment | None = None
-        self._failure: BaseException | None = None  # of a send, outside any savepoint that could take it back
+        # Of sends: by the savepoint that each was in, "" outside any.
+        self._failures: dict[str, BaseException] = {}
         self._commit, self._rollback, self._close = connection.commit, connection.rollback, connection.close
         connection.commit, connection.rollback, connection.close = self.commit, self.rollback, self.close
+        self._savepoint_rollback = connection.savepoint_rollback
+        connection.savepoint_rollback = self.savepoint_rollback
 
     @contextlib.contextmanager
     def failing_makes_commit_impossible(self) -> Iterator[None]:
@@ -51,8 +56,7 @@ class ConnectionWatch:
             if connection.in_atomic_block:
                 connection.set_rollback(True)
                 connection.rollback_exc = error
-                if not any(connection.savepoint_ids):
-                    self._failure = error
+                self._failures[next(filter(None, reversed(connection.savepoint_ids)), "")] = error
             raise
 
     def branch(self, rows: LedgerRows, producer_group: str, service: HalfMessageService, *, store_id: str) -> Branch:
@@ -91,7 +95,8 @@ class ConnectionWatch:
 
     def commit(self) -> None:
         """See that the rows are in place, COMMIT, end the messages."""
-        enlistment, self._failure = self._enlistment, None
+        enlistment = self._enlistment
+        self._failures.clear()
         if enlistment is None:
             self._commit()
             return
@@ -115,7 +120,8 @@ class ConnectionWatch:
 
     def rollback(self) -> None:
         """ROLLBACK, discard the messages; an error of `send` that was swallowed is raised again in other words."""
-        failure, self._failure = self._failure, None
+        failure = self._failures.get("")
+        self._failures.clear()
         self._rollback()
         if self._enlistment is not None:
             try:
@@ -125,13 +131,19 @@ class ConnectionWatch:
             finally:
                 self._enlistment = None
                 self._rollback()  # PostgreSQL: asking the ledger began a transaction
-        if failure is not None and sys.exc_info()[1] is None:
-            text = "nothing was saved: a message could not be sent, and its error was swallowed"
-            raise TransactionError(f"{text} ({type(failure).__name__}: {failure})") from failure
+        if failure is not None and _ends_without_error(sys._getframe(1)):  # noqa: SLF001
+            raise _swallowed(failure, "nothing was saved") from failure
+
+    def savepoint_rollback(self, sid: str) -> None:
+        """ROLLBACK TO; an error of `send` that was swallowed inside is raised where its block ends without an error."""
+        failure = self._failures.pop(sid, None)
+        self._savepoint_rollback(sid)
+        if failure is not None and _ends_without_error(sys._getframe(1)):  # noqa: SLF001
+            raise _swallowed(failure, "nothing of the inner transaction.atomic() was saved") from failure
 
     def close(self) -> None:
         """Close; what was not committed is lost with the connection, and check-back discards its messages."""
-        self._failure = None
+        self._failures.clear()
         self._leave("the connection was closed in its transaction")
         self._close()
 
@@ -146,6 +158,22 @@ class ConnectionWatch:
             self.rollback()
         except Error:
             self.close()
+
+
+def _ends_without_error(caller: FrameType) -> bool:
+    """Whether the caller of a rollback is the end of an `atomic()` block that no error leaves, and not a TestCase's.
+
+    Django passes nothing on of how the block is left, and `sys.exc_info()` may have an error that is handled around it.
+    """
+    if caller.f_code is not Atomic.__exit__.__code__:
+        return False
+    block, error_type = (caller.f_locals[name] for name in caller.f_code.co_varnames[:2])
+    return error_type is None and not block._from_testcase  # noqa: SLF001 - Django's `durable` asks it, too
+
+
+def _swallowed(failure: BaseException, what: str) -> TransactionError:
+    text = f"{what}: a message could not be sent, and its error was swallowed"
+    return TransactionError(f"{text} ({type(failure).__name__}: {failure})")
 
 
 def watch_of(connection: Any) -> ConnectionWatch:

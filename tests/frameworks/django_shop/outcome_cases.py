@@ -102,6 +102,10 @@ class InTestCase(TestCase):
         with pytest.warns(RuntimeWarning, match="anywhere else this is refused"):
             order("phone")
 
+    def test_a_send_that_is_refused_in_the_block_of_the_test_fails_no_other(self) -> None:
+        with pytest.raises(broker.TransactionError), pytest.warns(RuntimeWarning):
+            producer().send(broker.Message("nowhere", b"x"))
+
     def test_captured_callbacks_deliver(self) -> None:
         with self.captureOnCommitCallbacks(execute=True), transaction.atomic():
             order("phone")
