@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from broker.store.read.segments import Listing, Segment
+from broker.store.read.store import check_whole
 from recovery.pipeline.store_location import LogManifest
 from recovery.scan.native.columns import NOTHING, Wants
 from recovery.scan.records import Records
@@ -45,6 +46,7 @@ def plan(log: LogManifest, split_bytes: int = SPLIT_BYTES, start: int = 0, end: 
     A compressed segment is one split: it can only be unpacked as a whole. What lies beyond the bytes that a file has,
     or beyond those that a segment should have, is left out.
     """
+    check_whole("split_bytes", split_bytes)
     if split_bytes < SPLIT_BYTES_MIN:
         raise ValueError(f"a split has at least {SPLIT_BYTES_MIN} bytes, not {split_bytes}")
     splits: list[Split] = []

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from broker.store.disk.paths import given_path
+from broker.store.read.store import check_whole
 from recovery.pipeline.blocks import ROWS, values_of
 from recovery.pipeline.splits import SPLIT_BYTES
 from recovery.pipeline.stages import inspect_log
@@ -49,12 +51,11 @@ def transactions(
     `spark.catalog.clearCache()`. Raises NotAStore, ValueError for smaller splits, CorruptStore for a segment whose
     records cannot be distinguished.
     """
+    path, now_ms = given_path(path), _now_ms(now_ms)
     ship(spark)
     executor = SparkExecutor(spark)
-    inspected = inspect_log(
-        executor, StoreLocation(os.fspath(path)).log(), split_bytes=split_bytes, crc=crc, strings=True
-    )
-    blocks = executor.blocks(inspected.context(with_rows=True, now_ms=_now_ms(now_ms)), inspected)
+    inspected = inspect_log(executor, StoreLocation(path).log(), split_bytes=split_bytes, crc=crc, strings=True)
+    blocks = executor.blocks(inspected.context(with_rows=True, now_ms=now_ms), inspected)
 
     def unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -65,6 +66,8 @@ def transactions(
 
 
 def _now_ms(given: int | None) -> int:
+    if given is not None:
+        check_whole("now_ms", given)
     return time.time_ns() // 1_000_000 if given is None else given
 
 
@@ -85,10 +88,8 @@ def write_transactions(
     `as_json` of the result is the manifest. Raises as `transactions`, and StoreError when `out` is there already
     or lies in a store.
     """
+    path, out, now_ms = given_path(path), os.fspath(out), _now_ms(now_ms)
     ship(spark)
-    path, out = os.fspath(path), os.fspath(out)
     log = StoreLocation(path).log()
     with watched(spark, progress, log.bytes):
-        return write_transaction_files(
-            SparkExecutor(spark), log, path, out, _now_ms(now_ms), split_bytes=split_bytes, crc=crc
-        )
+        return write_transaction_files(SparkExecutor(spark), log, path, out, now_ms, split_bytes=split_bytes, crc=crc)

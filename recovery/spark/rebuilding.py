@@ -22,6 +22,7 @@ import pyarrow as pa
 from broker.errors import StoreError
 from broker.format.sysflag import TransactionType
 from broker.format.topics import HALF_TOPIC
+from broker.store.disk.paths import given_path
 from broker.transaction.events import Generation, TransactionState
 from recovery.pipeline.blocks import SCHEMA_DDL, each_of, rows_of, values_of
 from recovery.pipeline.inspection import InspectionTask
@@ -98,7 +99,7 @@ def rebuild(
     (TMPDIR), which all executors must see. Raises StoreError besides for a path that is not on a mounted file system,
     and when an executor cannot write; ValueError for smaller splits.
     """
-    path = os.fspath(path)
+    path = given_path(path)
     if not StoreLocation(path).is_local:
         text = f"{path}: a rebuild exchanges directories, so it needs a mounted file system. Give the path where it is"
         raise StoreError(f"{text} mounted", path=path)

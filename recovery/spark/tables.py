@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from broker.store.disk.paths import given_path
 from recovery.spark.options import NAME, settings_of, spark_schema
+from recovery.spark.selection import BadOption
 from recovery.spark.shipping import ship
 from recovery.spark.source import CommitLogSource
 
@@ -66,7 +68,14 @@ def _checked(path: str | os.PathLike[str], options: Mapping[str, Any]) -> dict[s
 
     Spark would raise them, too, in the traceback of a Python process of its own, which has another current directory.
     """
-    texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
-    place = settings_of({**texts, "path": os.fspath(path)}).place
+    texts = {name: _text_of(name, value) for name, value in options.items() if value is not None}
+    place = settings_of({**texts, "path": given_path(path)}).place
     place.files()
     return {**texts, "path": place.for_all().path}
+
+
+def _text_of(name: str, value: object) -> str:
+    """An option's value as Spark takes it. A list became a text that no topic has: the table was empty."""
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        raise BadOption(f"the option {name} is one text, several words with commas between them, not {value!r:.60}")
+    return str(value).lower() if isinstance(value, bool) else str(value)

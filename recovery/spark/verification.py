@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from broker.store.disk.paths import given_path
 from broker.store.recover.watermark import Watermark
 from recovery.findings import Report
 from recovery.pipeline.splits import SPLIT_BYTES
@@ -37,8 +38,8 @@ def verify(
     `split_bytes` (1 KiB at least) of the CommitLog are one task; `progress(done, total)` hears of bytes of the log.
     Raises NotAStore, StoreError for files that cannot be read, ValueError for smaller splits.
     """
+    location = StoreLocation(given_path(path))
     ship(spark)
-    location = StoreLocation(os.fspath(path))
     location.files()  # a wrong path is reported before the watermark is looked for
 
     def verify_up_to(mark: Watermark | None) -> Report:

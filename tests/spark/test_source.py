@@ -7,16 +7,18 @@ import shutil
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
 import broker
-from broker.errors import CorruptStore, NotAStore
+from broker.errors import BrokerError, CorruptStore, NotAStore
+from recovery.pipeline.splits import plan
+from recovery.pipeline.store_location import StoreLocation
 from recovery.scan import scan as local_scan
-from recovery.spark import findings, register, scan, stream
+from recovery.spark import findings, rebuild, register, scan, stream, transactions, verify
 from recovery.spark.options import NAME, OPTIONS, settings_of, spark_schema
 from recovery.spark.readers import RecordsReader
 from recovery.spark.selection import BadOption
@@ -220,6 +222,35 @@ def test_mistakes_are_said_on_the_driver(door: Any, tmp_path: Path) -> None:
             door(no_spark, tmp_path, columns=["colour"])
 
 
+@pytest.mark.parametrize("value", [["orders"], ("orders", "bills"), b"orders"])
+def test_an_option_that_is_a_list_is_refused(value: Any, damaged: Path) -> None:
+    """It became a text that no topic has: the table was empty."""
+    with pytest.raises(BadOption, match="the option topic is one text, several words with commas between them, not "):
+        scan(cast("SparkSession", None), damaged, topic=value)
+
+
+def test_an_option_that_is_none_is_not_given(spark: SparkSession, damaged: Path) -> None:
+    """As Spark's own readers have it; None was a topic that no record has."""
+    assert scan(spark, damaged, columns=["kind"], topic=None, kind=None, startOffset=None).count() == 39
+
+
+@pytest.mark.parametrize("door", [scan, findings, stream, verify, transactions, rebuild])
+@pytest.mark.parametrize("path", [None, b"shop.store", ""])
+def test_what_is_not_a_path_is_a_sentence(door: Any, path: Any) -> None:
+    """The same that the local engine says, before Spark is asked for anything."""
+    with pytest.raises(BrokerError, match=r"the path of a store is a str or a pathlib\.Path, not "):
+        door(None, path)
+
+
+def test_what_is_not_a_whole_number_is_a_sentence(damaged: Path) -> None:
+    """A size such as 128e6 or "128m", and a datetime for milliseconds, were a TypeError, or one of a task."""
+    for size in (128e6, "128m"):
+        with pytest.raises(BrokerError, match="split_bytes is a whole number, not "):
+            plan(StoreLocation(str(damaged)).log(), cast(int, size))
+    with pytest.raises(BrokerError, match="now_ms is a whole number, not '5'"):
+        transactions(cast("SparkSession", None), damaged, now_ms=cast(int, "5"))
+
+
 def test_a_wrong_path_of_sparks_own_reader_is_named(spark: SparkSession, tmp_path: Path) -> None:
     register(spark)
     with pytest.raises(Exception, match="holds no commitlog"):
@@ -289,7 +320,5 @@ def test_options_ignore_case_and_are_documented() -> None:
 
 def test_a_wrong_path_is_a_sentence() -> None:
     """The same that the other verbs say."""
-    from recovery.pipeline.store_location import StoreLocation
-
     with pytest.raises(NotAStore, match="there is no such directory"):
         StoreLocation("nowhere/at/all").log()
