@@ -2,7 +2,9 @@
 
     due_now("shop.store", now_ms, {"*": {"interval": "30s"}})       how many are due, and the gauges of the store
 
-A store to which nothing was appended since the last look is not read again: no transaction began or ended there.
+A store to which nothing was appended since the last look is not read again for a minute: no transaction began or ended
+there. What changes without an append is seen then: a state table that was made again, and what a killed process left
+of its last append, which the next one finishes.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from recovery.views.overview import Overview, attempts_at, overview
 
 _NOT_ASKED = (Outcome.REFUSED.value, Outcome.DOWN.value)
 READ_AT_ONCE = 1_000  # transactions in doubt that one look reads; what is beyond counts as due
+READ_AGAIN_MS = 60_000  # a store of ours; of others the whole log would be read, and nothing is due there
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,8 @@ class DueWatch:
     def _overview(self, now_ms: int) -> Overview:
         with broker.open(self.path, read_only=True) as store:
             end = store.end_offset
-        if self._seen is None or end != self._end:
+        is_fresh = 0 <= now_ms - self._read_ms < READ_AGAIN_MS or not _is_ours(self.path)
+        if self._seen is None or end != self._end or not is_fresh:
             self._seen, self._end, self._read_ms = overview(self.path, now_ms, READ_AT_ONCE, 0), end, now_ms
         return self._seen
 

@@ -27,7 +27,7 @@ from recovery.airflow.sensors import CrashSensor, InDoubtSensor, MessageSensor
 from recovery.airflow.triggers import CrashTrigger, InDoubtTrigger, MessageTrigger
 from recovery.jobs.tasks import queue_ends
 from tests.airflow.watching import FAST_S, AssetState, begins, first, tells_nothing, told
-from tests.jobs.shops import SMALL, in_child, killed_shop, park, shop
+from tests.jobs.shops import SMALL, in_child, killed_shop, park, shop, spoil_slot
 
 
 def again(trigger: BaseEventTrigger) -> BaseEventTrigger:
@@ -324,6 +324,21 @@ def test_check_back_starts_when_a_transaction_is_due_and_not_before(tmp_path: Pa
     tasks.check_back(path, now_ms=now + 3 * LATE_MS, resolver=ANSWERS)
     assert DueWatch(path).look(now + 9 * LATE_MS, None).event is None
     assert type(again(DueTrigger(path=path, policy={}, metrics_as="shop"))) is DueTrigger
+
+
+def test_what_a_rebuild_puts_in_doubt_again_is_due(tmp_path: Path) -> None:
+    """Nothing was appended, so that it waited for the run of check-back that comes each hour."""
+    from recovery.jobs import tasks
+    from recovery.jobs.due import READ_AGAIN_MS, DueWatch
+
+    path = shop(tmp_path / "shop", orders=3)
+    spoil_slot(path, 0)
+    watch, now = DueWatch(str(path)), time.time_ns() // 1_000_000
+    assert watch.look(now, None).gauges["in_doubt"] == 2
+    tasks.rebuild_table(str(path), now_ms=now)
+    found = watch.look(now + READ_AGAIN_MS, None)
+    assert found.event == {"due": 3, "commitlog_offset": 0}
+    assert found.gauges["in_doubt"] == 3
 
 
 def test_a_crashed_store_is_not_due_and_says_so(tmp_path: Path) -> None:
