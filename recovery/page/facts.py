@@ -31,6 +31,7 @@ CLIENTS_LISTED = 20
 FINDINGS_LISTED = 20
 UNREADABLE = (BrokerError, OSError)
 _OF_BROKERS = (HALF_TOPIC, OP_TOPIC)  # their consumer is the broker: what is unread there is in doubt, or ended
+_OF_A_REPORT = {"ok", "counts", "findings", "records", "bytes", "seconds", "transactions", "engine", "digest", "now_ms"}
 _PAGE = files("recovery.page") / "page.html"  # in a zip, too
 
 
@@ -50,7 +51,7 @@ def line_of(name: str, path: str) -> dict[str, Any]:
 
 
 def _line(path: str) -> dict[str, Any]:
-    seen, report = overview(path, now_ms(), limit=LISTED, parked_limit=0), last_report(path)
+    seen, report = overview(path, now_ms(), limit=LISTED, parked_limit=0), _verified(path)
     lag = sum(one["lag"] for one in _consumers(path))
     facts = {"counts": seen.counts, "oldest_s": seen.oldest_s, "crashed": bool(crashed(path)), "lag": lag}
     return {**facts, "foreign": _is_foreign(path), "copy": _copy(path), "report": report and _short(report)}
@@ -66,7 +67,7 @@ def store_of(name: str, path: str) -> dict[str, Any]:
 
 def _store(path: str) -> dict[str, Any]:
     seen = overview(path, now_ms(), limit=LISTED, parked_limit=LISTED).as_json()
-    report = last_report(path)
+    report = _verified(path)
     with broker.open(path, read_only=True) as store:
         dead = groups(store)
     facts = {
@@ -153,6 +154,12 @@ def _retained(path: str) -> dict[str, Any]:
     removed |= {"segments": len(last.get("segments", [])), "bytes": last.get("bytes", 0)}
     ever = {"removed_unread": history.get("unread", {}), "removed_bytes": history.get("bytes", 0)}
     return {**removed, **shown, **ever, "removed_ms": history.get("last_ms")}
+
+
+def _verified(path: str) -> dict[str, Any] | None:
+    """The report of the last verification; none of another kind, as of another version: it took all stores away."""
+    found = last_report(path)
+    return found if found is not None and found.keys() >= _OF_A_REPORT else None
 
 
 def _short(report: dict[str, Any]) -> dict[str, Any]:

@@ -324,3 +324,12 @@ def test_a_store_whose_disk_hangs_is_one_line(path: Path, tmp_path: Path, monkey
     comes_back.set()
     hanging._hanging[str(gone)].result(20)
     assert client.get("/api/stores/gone", headers=headers).status_code == 200
+
+
+def test_a_report_of_another_kind_takes_no_store_off_the_page(client: TestClient, path: Path) -> None:
+    """As one of another version: the list of all stores was an error without a sentence."""
+    (path / "checkback/reports/verify-latest.json").write_text('{"counts": {}}')
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    (line,) = client.get("/api/stores", headers=headers).json()
+    assert (line["error"], line["report"]) == (None, None)
+    assert client.get("/api/stores/shop", headers=headers).json()["report"] is None
