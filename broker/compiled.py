@@ -7,7 +7,6 @@ than those beside it is left out, too: `make setup` builds it again.
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 import zlib
@@ -56,7 +55,7 @@ def _load() -> ModuleType | None:
     if os.environ.get("CHECKBACK_PURE") == "1" or sys.implementation.name != "cpython":
         return None
     try:
-        built = importlib.import_module("broker._fast")
+        import broker._fast as built  # type: ignore[import-not-found]  # in sight of PyInstaller
     except ImportError:
         return None
     expected = sources_crc(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))

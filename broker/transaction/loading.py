@@ -9,7 +9,6 @@ RocketMQ: ServiceProvider.loadClass, BrokerController.initialTransaction (5.3.3)
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 from broker.errors import BrokerError
@@ -17,11 +16,31 @@ from broker.transaction.service import CheckListener, TransactionalMessageBridge
 
 SERVICES, LISTENERS = "checkback.transaction_service", "checkback.check_listener"
 
-# Ours, for a source tree that was never installed; pyproject.toml names the same.
-_OWN = {
-    (SERVICES, "state-table"): "broker.transaction.statetable:StateTableService",
-    (SERVICES, "half-op"): "broker.transaction.half_op:HalfOpService",
-    (LISTENERS, "connected"): "broker.transaction.connected:ConnectedProducers",
+
+def _state_table(bridge: TransactionalMessageBridge) -> TransactionalMessageService:
+    from broker.transaction.statetable import StateTableService
+
+    return StateTableService(bridge)
+
+
+def _half_op(bridge: TransactionalMessageBridge) -> TransactionalMessageService:
+    from broker.transaction.half_op import HalfOpService
+
+    return HalfOpService(bridge)
+
+
+def _connected() -> CheckListener:
+    from broker.transaction.connected import ConnectedProducers
+
+    return ConnectedProducers()
+
+
+# Ours, for a source tree that was never installed; pyproject.toml names the same. PyInstaller, which packs what is
+# imported, sees no module that is named in a text.
+_OWN: dict[tuple[str, str], Callable[..., Any]] = {
+    (SERVICES, "state-table"): _state_table,
+    (SERVICES, "half-op"): _half_op,
+    (LISTENERS, "connected"): _connected,
 }
 
 
@@ -44,8 +63,7 @@ def load_listener(name: str) -> CheckListener:
 def _load(group: str, name: str) -> Callable[..., Any]:
     own = _OWN.get((group, name))
     if own is not None:
-        module, _, attribute = own.partition(":")
-        return getattr(import_module(module), attribute)  # type: ignore[no-any-return]
+        return own
     from importlib.metadata import entry_points  # it takes as long as half of `broker.open`'s other imports
 
     installed = entry_points(group=group)

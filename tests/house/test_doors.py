@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import importlib
+import modulefinder
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from types import ModuleType
 import pytest
 
 from broker.compiled import SOURCES
-from tests.house.tree import ROOT, files, product
+from tests.house.tree import ROOT, files, product, under
 from tests.house.wheel import build_wheel
 
 IMPORT_S = 0.05
@@ -97,3 +98,14 @@ def test_the_wheel_holds_the_packages_and_nothing_else(wheel: zipfile.Path) -> N
 def test_the_build_knows_each_source_of_the_c_module() -> None:
     """A source archive holds what SOURCES names and no other header; only a change of these calls for a new build."""
     assert sorted(SOURCES) == sorted(path.as_posix() for path in files() if path.match("broker/_fast*.[ch]"))
+
+
+def test_what_packs_an_application_sees_its_modules() -> None:
+    """PyInstaller takes what is imported: `broker.open` of an application had no transaction service there."""
+    finder = modulefinder.ModuleFinder(path=[str(ROOT)])
+    finder.import_hook("broker")
+    by_name = {"broker.django", "broker.telemetry", "broker.testing"}  # an application imports these itself
+    of_recovery = {"broker.consuming.group.served_clients", "broker.format.kinds", "broker.store.read.kinds"}
+    names = {module.name for module in product() if under(module.name, {"broker"})}
+    missing = {name for name in names - finder.modules.keys() if not under(name, by_name | of_recovery)}
+    assert not missing
