@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from recovery.cli.declaration import Argument, BadParameter, Exit, Option, VerbGroup
 from recovery.cli.shared import CORRUPT, FINDINGS, USAGE, WELL, AsJson, Store, examples, fail, listing
 from recovery.cli.terminal.output import Bar, print_json, show, warn
-from recovery.humanize import size
+from recovery.humanize import count, size
 
 if TYPE_CHECKING:
     from broker.errors import StoreError
@@ -193,7 +193,8 @@ def _replaced(store: str, which: str | None, *, as_json: bool, undo: bool, broke
 
 
 def _rebuild_lines(report: RebuildReport) -> Iterator[str]:
-    yield f"{report.path}: {report.records:,} records up to {report.end_offset:,}, generation {report.generation}"
+    records = count(report.records, "record")
+    yield f"{report.path}: {records} up to {report.end_offset:,}, generation {report.generation}"
     yield f"made: {', '.join(report.parts)}"
     if report.left_out:
         yield f"left out: {report.left_out}"
