@@ -1,10 +1,10 @@
 """Drives the enlistment of a Django connection's transaction: what stands before its COMMIT, and what follows it.
 
 Django has no hook before COMMIT, and `on_commit` alone is not enough: PostgreSQL answers the COMMIT of a transaction in
-which a statement failed with a silent ROLLBACK, and `on_commit` would deliver. So `commit`, `rollback` and `close` of
-the connection object are wrapped, at the first message that is sent on it. `Atomic.__exit__` and `transaction.commit()`
-call these methods. A COMMIT in plain SQL does not, and is sound as well: a row goes in before its half message is
-stored, and the half message is durable before another statement can run.
+which a statement failed with a silent ROLLBACK, and `on_commit` would deliver. So `commit`, `rollback`,
+`savepoint_rollback` and `close` of the connection object are wrapped, at the first message that is sent on it.
+`Atomic.__exit__` and `transaction.commit()` call these methods. A COMMIT in plain SQL does not, and is sound as well: a
+row goes in before its half message is stored, and the half message is durable before another statement can run.
 """
 
 from __future__ import annotations
@@ -36,11 +36,10 @@ class ConnectionWatch:
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         self._enlistment: Enlistment | None = None
-        # Of sends: by the savepoint that each was in, "" outside any.
-        self._failures: dict[str, BaseException] = {}
+        self._failures: list[tuple[list[str], BaseException]] = []  # of sends, each with the savepoints around it
         self._commit, self._rollback, self._close = connection.commit, connection.rollback, connection.close
-        connection.commit, connection.rollback, connection.close = self.commit, self.rollback, self.close
         self._savepoint_rollback = connection.savepoint_rollback
+        connection.commit, connection.rollback, connection.close = self.commit, self.rollback, self.close
         connection.savepoint_rollback = self.savepoint_rollback
 
     @contextlib.contextmanager
@@ -56,7 +55,7 @@ class ConnectionWatch:
             if connection.in_atomic_block:
                 connection.set_rollback(True)
                 connection.rollback_exc = error
-                self._failures[next(filter(None, reversed(connection.savepoint_ids)), "")] = error
+                self._failures.append((self._savepoints(), error))
             raise
 
     def branch(self, rows: LedgerRows, producer_group: str, service: HalfMessageService, *, store_id: str) -> Branch:
@@ -95,8 +94,11 @@ class ConnectionWatch:
 
     def commit(self) -> None:
         """See that the rows are in place, COMMIT, end the messages."""
+        if self._failures:  # `set_rollback(False)` took Django's mark away
+            _, failure = self._failures[0]
+            self._roll_back_at_once()
+            raise _swallowed(failure, "nothing was saved") from failure
         enlistment = self._enlistment
-        self._failures.clear()
         if enlistment is None:
             self._commit()
             return
@@ -120,8 +122,7 @@ class ConnectionWatch:
 
     def rollback(self) -> None:
         """ROLLBACK, discard the messages; an error of `send` that was swallowed is raised again in other words."""
-        failure = self._failures.get("")
-        self._failures.clear()
+        failures, self._failures = self._failures, []
         self._rollback()
         if self._enlistment is not None:
             try:
@@ -131,15 +132,27 @@ class ConnectionWatch:
             finally:
                 self._enlistment = None
                 self._rollback()  # PostgreSQL: asking the ledger began a transaction
-        if failure is not None and _ends_without_error(sys._getframe(1)):  # noqa: SLF001
+        if failures and _ends_without_error(sys._getframe(1)):  # noqa: SLF001
+            _, failure = failures[0]
             raise _swallowed(failure, "nothing was saved") from failure
 
     def savepoint_rollback(self, sid: str) -> None:
-        """ROLLBACK TO; an error of `send` that was swallowed inside is raised where its block ends without an error."""
-        failure = self._failures.pop(sid, None)
+        """ROLLBACK TO, of a block or by hand: what failed since then does not matter any more.
+
+        An error of `send` that was swallowed inside is raised where its block ends without an error.
+        """
         self._savepoint_rollback(sid)
-        if failure is not None and _ends_without_error(sys._getframe(1)):  # noqa: SLF001
+        caller, within = sys._getframe(1), self._savepoints()  # noqa: SLF001 - Django passes nothing on
+        by_hand = not _is_block(caller)
+        undone = [one for one in self._failures if sid in one[0] or (by_hand and one[0][: len(within)] == within)]
+        self._failures = [one for one in self._failures if one not in undone]
+        if undone and _ends_without_error(caller):
+            _, failure = undone[0]
             raise _swallowed(failure, "nothing of the inner transaction.atomic() was saved") from failure
+
+    def _savepoints(self) -> list[str]:
+        """Those of the blocks that are open, from the outermost on; a block without one has None for it."""
+        return [sid for sid in self._connection.savepoint_ids if sid]
 
     def close(self) -> None:
         """Close; what was not committed is lost with the connection, and check-back discards its messages."""
@@ -160,12 +173,17 @@ class ConnectionWatch:
             self.close()
 
 
+def _is_block(caller: FrameType) -> bool:
+    """Whether the caller of a rollback is the end of an `atomic()` block."""
+    return caller.f_code is Atomic.__exit__.__code__
+
+
 def _ends_without_error(caller: FrameType) -> bool:
     """Whether the caller of a rollback is the end of an `atomic()` block that no error leaves, and not a TestCase's.
 
     Django passes nothing on of how the block is left, and `sys.exc_info()` may have an error that is handled around it.
     """
-    if caller.f_code is not Atomic.__exit__.__code__:
+    if not _is_block(caller):
         return False
     block, error_type = (caller.f_locals[name] for name in caller.f_code.co_varnames[:2])
     return error_type is None and not block._from_testcase  # noqa: SLF001 - Django's `durable` asks it, too

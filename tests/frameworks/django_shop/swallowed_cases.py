@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import cast
 from unittest import mock, skipUnless
 
@@ -110,6 +110,30 @@ class WhatIsSwallowed(Messages, TransactionTestCase):
         with transaction.atomic():
             order("gift")
             transaction.set_rollback(True)
+        self.check("phone")
+
+    def test_a_mark_that_was_lifted_without_a_savepoint_saves_nothing(self) -> None:
+        """The order was saved alone, outside and inside a block of its own."""
+        for inner in (nullcontext(), transaction.atomic(), transaction.atomic(savepoint=False)):
+            with pytest.raises(broker.TransactionError, match="nothing was saved"), transaction.atomic():
+                order("phone")
+                with inner:
+                    with suppress(broker.TransactionError):
+                        producer().send(broker.Message("nowhere", b"x"))
+                    transaction.set_rollback(False)
+        with transaction.atomic():
+            order("gift")
+        self.check("gift")
+
+    def test_a_block_that_is_rolled_back_takes_the_failures_of_the_blocks_inside_with_it(self) -> None:
+        with transaction.atomic():
+            order("phone")
+            with pytest.raises(ZeroDivisionError), transaction.atomic():
+                with transaction.atomic():
+                    with suppress(broker.TransactionError):
+                        producer().send(broker.Message("nowhere", b"x"))
+                    transaction.set_rollback(False)
+                raise ZeroDivisionError
         self.check("phone")
 
     @skipUnless(connection.vendor == "sqlite", "another database than SQLite")
