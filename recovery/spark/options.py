@@ -92,6 +92,9 @@ def settings_of(options: Mapping[str, str]) -> Settings:
     """Raises BadOption for what cannot be; Spark's options do not care about upper and lower case."""
     known = {name.lower(): name for name in OPTIONS}
     unknown = [name for name in options if name.lower() not in known]
+    if "provider" in unknown:  # as CREATE TABLE adds, and renames what OPTIONS says
+        view = f"CREATE TEMPORARY VIEW name USING `{NAME}` OPTIONS (path 'shop.store')"
+        raise BadOption(f"a catalog of Spark cannot hold a store as a table. Give a view instead: {view}")
     if unknown:
         raise BadOption(f"{NAME} has no option {', '.join(unknown)}; it has {', '.join(OPTIONS)}")
     given = {known[name.lower()]: value for name, value in options.items()}

@@ -262,6 +262,11 @@ def test_a_wrong_path_of_sparks_own_reader_is_named(spark: SparkSession, tmp_pat
     [
         ({}, "needs the path"),
         ({"path": "x", "colour": "red"}, "no option colour; it has path"),
+        ({"path": "x", "paths": "[]"}, "no option paths; it has path"),
+        (
+            {"owner": "me", "provider": "rocketmq-commitlog", "option.kind": "half"},
+            "a view instead: CREATE TEMPORARY VIEW",
+        ),
         ({"path": "x", "kind": "hlaf"}, "knows plain, prepared.*not hlaf"),
         ({"path": "x", "kind": "all,half"}, "is all, or some of plain, prepared.*: leave out one or the other"),
         ({"path": "x", "splitBytes": "many"}, "whole number"),
