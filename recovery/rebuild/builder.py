@@ -27,6 +27,7 @@ from broker.store.read.layout import StoreLayout
 from broker.store.read.segments import Listing
 from broker.store.write.mapped import OpenMaps
 from broker.transaction.events import Generation
+from recovery.findings import Findings
 from recovery.rebuild.batch_queues import BatchQueueFiles, first_kept
 from recovery.rebuild.entries import (
     Claim,
@@ -46,6 +47,7 @@ from recovery.scan.records import Records
 from recovery.scan.store_files import StoreFiles
 from recovery.scan.units import Ints, Rows, UnitFile
 from recovery.transactions.tracker import TransactionTracker
+from recovery.verify.index_files import open_index
 from recovery.verify.index_items import IndexingRule, expected_items
 
 _COPY_BYTES = 1 << 20
@@ -252,6 +254,13 @@ class Build:
             if made and part in parts and not is_known:
                 text = f"{part}: no file shows how large its broker makes them, so each has RocketMQ's {size:,} bytes"
                 yield f"{text}. A broker does not start with others than its {setting} says: set it to {size}"
+        if self.index.numbers and not open_index(live.index, Findings()):
+            slots, items = sizes.index_slots, sizes.index_items
+            text = (
+                f"index: no file shows how many slots and items each has, so it has RocketMQ's {slots:,} and {items:,}"
+            )
+            text = f"{text}. A broker that is set otherwise finds no key in them: set its maxHashSlotNum to {slots}"
+            yield f"{text} and its maxIndexNum to {items}"
 
     def close(self) -> None:
         """Release all files."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.format.index import HEADER_SIZE
 from broker.store.disk.files import Disk
 from broker.store.write import mapped
 from broker.store.writer import open_writer
@@ -29,6 +30,21 @@ def test_sizes_that_no_file_shows_are_named(
     assert "so each has RocketMQ's 6,000,000 bytes. A broker does not start with others than its mapped" in ran.out
     assert "FileSizeConsumeQueue says: set it to 6000000" in ran.out
     assert len(rebuild(path).as_json()["guessed_sizes"]) == 1
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_counts_that_no_index_file_shows_are_named(kind_store: Callable[[str], Path], is_there: bool) -> None:
+    """A real broker that was set to 50 slots and 300 items found no key in files of 5,000,000 and 20,000,000."""
+    path = kind_store("rocketmq-5.5.0-clean")
+    assert rebuild(path).guessed_sizes == ()
+    for file in (path / "index").iterdir():
+        size = file.stat().st_size
+        os.truncate(file, HEADER_SIZE)
+        os.truncate(file, size)
+        if not is_there:
+            file.unlink()
+    (said,) = rebuild(path).guessed_sizes
+    assert "set its maxHashSlotNum to 5000000 and its maxIndexNum to 20000000" in said
 
 
 def test_segments_may_have_any_size(tmp_path: Path) -> None:
