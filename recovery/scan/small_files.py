@@ -50,7 +50,7 @@ def check_checkpoint(
     queues = stated.queue_commitlog_offset
     if queues and not is_queues_end(queues, stated.queue_timestamp_ms):
         raise CorruptRecord(
-            f"its queue_commitlog_offset {queues} is not the place of a record of its queue_timestamp_ms"
+            f"its queue_commitlog_offset {queues} is not the place of a record of its queue_timestamp_ms or before"
         )
     ends = {header.end_timestamp_ms for header in index}
     index_ms = stated.index_timestamp_ms

@@ -278,9 +278,10 @@ class StoreFiles:
         yield from self._damaged(path, lambda raw: check_checkpoint(raw, newest_ms, self.index_headers(), known))
 
     def _queues_end(self, stored_ms: Callable[[int], int | None]) -> Callable[[int, int], bool]:
-        """Whether an offset is that of the last record in the queues, which was stored at a time.
+        """Whether an offset may be that of the last record in the queues, which was stored at a time.
 
-        A broker that is killed may have written the one before the other. A record whose segment was removed fits.
+        A broker that is killed may have written the one before the other; one before 5.5 that went on with the store
+        writes the time alone, and leaves the offset of an older record. A record whose segment was removed fits.
         """
         begin, tolerance_ms = self.commitlog.begin, 0 if self.closed_at_ms() is not None else _BETWEEN_TWO_WRITES_MS
 
@@ -288,7 +289,7 @@ class StoreFiles:
             found_ms = stored_ms(commitlog_offset)
             if found_ms is None:
                 return 0 <= commitlog_offset < begin
-            return abs(found_ms - queue_ms) <= tolerance_ms
+            return found_ms <= queue_ms + tolerance_ms
 
         return fits
 

@@ -19,10 +19,12 @@ import pytest
 
 import broker
 from broker.errors import CorruptStore, NotAStore
+from broker.format.checkpoint import Checkpoint
 from broker.format.consumequeue import BatchUnit, ExtUnit, Unit
 from broker.format.index import IndexHeader, IndexItem
 from recovery.rebuild.rebuilder import rebuild
 from recovery.repair.salvage import salvage
+from recovery.scan import scan
 from recovery.scan.record_at import record_at
 from recovery.scan.store_files import StoreFiles
 from recovery.verify.verifier import verify
@@ -168,6 +170,19 @@ def test_a_damaged_place_of_a_message_that_waits_is_made_again(store: Callable[[
     _flip(ext, 1)
     assert verify(path).findings.counts == {"queue-missing": 1}
     assert [(one.part, one.kind) for one in rebuild(path).differences] == [("consumequeue", "different")]
+
+
+def test_an_older_broker_leaves_the_place_that_one_of_5_5_wrote(store: Callable[[str], Path]) -> None:
+    """verify called the checkpoint damaged of a store that went from 5.5.0 back to 5.3.3, which knows no such field."""
+    path = store("rocketmq-5.5.0-clean")
+    file = path / "checkpoint"
+    stated = Checkpoint.unpack_from(file.read_bytes())
+    (batch, *_) = scan(path, columns=["commitlog_offset"])
+    place = batch[0][1].as_py()
+    for offset, damaged in ((place, 0), (place + 1, 1)):
+        made = replace(stated, queue_timestamp_ms=stated.commitlog_timestamp_ms, queue_commitlog_offset=offset)
+        file.write_bytes(made.pack().ljust(4096, b"\0"))
+        assert verify(path).findings.counts["file-damaged"] == damaged
 
 
 def test_a_lost_item_of_tags_is_found(store: Callable[[str], Path]) -> None:
