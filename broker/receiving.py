@@ -21,9 +21,7 @@ from broker.errors import BrokerError
 from broker.message import ReceivedMessage
 
 if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncSession
-    from sqlalchemy.orm import Session
-
+    from broker.database.arguments import SomeAsyncSession, SomeSession
     from broker.database.dedup import Processed
 
 _PAUSE_FIRST_S, _PAUSE_LAST_S = 0.0005, 0.004  # between looks: soon after a message, later when nothing comes
@@ -150,10 +148,10 @@ class Receiver(abc.ABC):
         return sum([self.ack(message) for message in messages])
 
     @overload
-    def process(self, message: ReceivedMessage, session: Session) -> Processing: ...
+    def process(self, message: ReceivedMessage, session: SomeSession) -> Processing: ...
 
     @overload
-    def process(self, message: ReceivedMessage, session: AsyncSession) -> AsyncProcessing: ...
+    def process(self, message: ReceivedMessage, session: SomeAsyncSession) -> AsyncProcessing: ...
 
     def process(self, message: ReceivedMessage, session: Any) -> Processing | AsyncProcessing:
         """Process a message once, in one transaction with its effects.
@@ -173,7 +171,7 @@ class Receiver(abc.ABC):
         kind = AsyncProcessing if is_async_session(found) else Processing
         return kind(self, message, found, self._in_process)
 
-    def first_time(self, message: ReceivedMessage, session: Session) -> bool:
+    def first_time(self, message: ReceivedMessage, session: SomeSession) -> bool:
         """Note in the session's transaction that the group processes a message; False when it did so before.
 
         For a transaction that is committed elsewhere, by `producer.begin_transaction` for one. Acknowledge after it.

@@ -22,7 +22,7 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, Unpack, cast
 
 from broker.app.bodies import BodyCodec, TopicBody
 from broker.app.handlers import Handler, HandlerGroup, groups_of
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
     from broker.app.handler_runs import HandlerRuns
     from broker.app.worker import Workers
+    from broker.database.arguments import AsyncSessionOrConnection, SessionOrConnection, SomeAsyncSession, SomeSession
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _OPTIONS = {"sync", "layout", "transactions", "create", "retention", "in_doubt_max"}  # of broker.open
@@ -267,7 +268,7 @@ class App:
     # Send
 
     @contextlib.contextmanager
-    def transaction(self, session: Session | None = None) -> Iterator[Session]:
+    def transaction(self, session: SomeSession | None = None) -> Iterator[Session]:
         """A block of one database transaction, whose sends are delivered when it is committed: at its end.
 
         An exception rolls both back. A `session` that is given is committed or rolled back, and stays open; None: a new
@@ -282,10 +283,10 @@ class App:
                 session = stack.enter_context(NewSession(self.engine))
             check_kind(session, is_async=False)
             with producer.begin_transaction(session), self._scopes.entered(session):
-                yield session
+                yield cast("Session", session)
 
     @contextlib.asynccontextmanager
-    async def transaction_async(self, session: AsyncSession | None = None) -> AsyncIterator[AsyncSession]:
+    async def transaction_async(self, session: SomeAsyncSession | None = None) -> AsyncIterator[AsyncSession]:
         """The same for an AsyncSession; its sends are `await app.send_async(...)`.
 
         Raises TransactionError without a session and an `async_engine`, else what `transaction` raises.
@@ -301,10 +302,10 @@ class App:
             check_kind(session, is_async=True)
             async with producer.begin_transaction(session):
                 with self._scopes.entered(session):
-                    yield session
+                    yield cast("AsyncSession", session)
 
     def send(
-        self, topic: str, value: Any, session: Session | None = None, **options: Unpack[SendKeywords]
+        self, topic: str, value: Any, session: SessionOrConnection | None = None, **options: Unpack[SendKeywords]
     ) -> SendResult | None:
         """Send a value: in the transaction of the session, of the handler or of the `transaction()` block it is in.
 
@@ -322,14 +323,14 @@ class App:
                 return self._plain().send(event.message, **event.placing)
             producer, key = self.producer, event.dedup_key
             if key is not None and not hasattr(session, "run_sync"):  # the send refuses an AsyncSession
-                is_new = self.sent_keys.first_time(session, topic, key, event.window_ms)
+                is_new = self.sent_keys.first_time(cast(Any, session), topic, key, event.window_ms)
                 if not is_new:
                     return None
             return producer.send(event.message, session, **event.placing)
 
     @coroutine_function
     def send_async(
-        self, topic: str, value: Any, session: AsyncSession | None = None, **options: Unpack[SendKeywords]
+        self, topic: str, value: Any, session: AsyncSessionOrConnection | None = None, **options: Unpack[SendKeywords]
     ) -> Coroutine[Any, Any, SendResult | None]:
         """`send` without blocking the event loop. An AsyncSession cannot commit before it is done. Raises as `send`."""
         target = session_now(session)
@@ -369,10 +370,7 @@ class App:
             raise TransactionError("a dedup_key is kept in the application's database: App(engine=create_engine(...))")
 
     def _event(self, topic: str, value: Any, options: SendKeywords) -> Outgoing:
-        try:
-            declared = self._topics.get(topic)
-        except TypeError:  # a list, for one
-            declared = None
+        declared = self._topics.get(topic) if isinstance(cast(object, topic), str) else None
         if declared is None:
             known = ", ".join(sorted(self._topics)) or "none"
             raise MessageRejected(f"{self!r} does not send to the topic {topic!r:.60}: it declares {known}")

@@ -18,7 +18,8 @@ from broker.errors import MessageRejected
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine, MetaData, Table
-    from sqlalchemy.orm import Session
+
+    from broker.database.arguments import SessionOrConnection, SomeSession
 
 _KEY_SIZE = 255
 
@@ -33,7 +34,7 @@ class SentKeys:
         """Make the table, where it is not there yet; other processes may do so at the same moment."""
         make_tables(self.metadata, engine)
 
-    def first_time(self, session: Session, topic: str, key: str, window_ms: int) -> bool:
+    def first_time(self, session: SomeSession, topic: str, key: str, window_ms: int) -> bool:
         """Note a send in the session's transaction; False when the key was sent to the topic within the window.
 
         By the wall clock of this machine. Raises MessageRejected for what is not a key or a window, TransactionError
@@ -49,7 +50,7 @@ class SentKeys:
         statement = rows.update().where(expired).values(sent_ms=now_ms)
         return row_count(session.execute(statement, execution_options={"preserve_rowcount": True})) == 1
 
-    def forget(self, session: Session, older_than_ms: int) -> int:
+    def forget(self, session: SessionOrConnection, older_than_ms: int) -> int:
         """Remove rows that were written before a time (milliseconds since 1970), and return how many. Commit yourself.
 
         Raises BrokerError for what is not a time from 0 on, or not a session, and what the database raises.

@@ -11,9 +11,14 @@ from typing import TYPE_CHECKING, Any, cast
 from broker.errors import BrokerError, TransactionError, shown
 
 if TYPE_CHECKING:
-    from sqlalchemy import Engine
-    from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
-    from sqlalchemy.orm import Session
+    from sqlalchemy import Connection, Engine
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_scoped_session
+    from sqlalchemy.orm import Session, scoped_session
+
+    SomeSession = Session | scoped_session[Any]
+    SomeAsyncSession = AsyncSession | async_scoped_session[Any]
+    SessionOrConnection = SomeSession | Connection
+    AsyncSessionOrConnection = SomeAsyncSession | AsyncConnection
 
 _OPEN_ONE = "with Session(engine) as session"
 _OPEN_ASYNC = "async with AsyncSession(engine) as session"

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from sqlalchemy import Column, Engine, MetaData, Table
     from sqlalchemy.orm import Session
 
+    from broker.database.arguments import SessionOrConnection, SomeSession
+
 _KEY_SIZE = 64  # characters
 _ON_CONFLICT = ("sqlite", "postgresql")
 _NO_TABLE = ("42P01", 1146)
@@ -95,7 +97,7 @@ class Processed:
         if (engine := self._unasked) is not None:
             self.stay_in_place(engine)
 
-    def first_time(self, session: Session, group: str, message: ReceivedMessage) -> bool:
+    def first_time(self, session: SomeSession, group: str, message: ReceivedMessage) -> bool:
         """Note in the session's transaction that a group processes a message; False when it did so before.
 
         Another transaction that is processing the same message at this moment is waited for. Raises TransactionError
@@ -112,7 +114,7 @@ class Processed:
         }
         return insert_once(session, self.rows, row)
 
-    def forget(self, session: Session, older_than_ms: int) -> int:
+    def forget(self, session: SessionOrConnection, older_than_ms: int) -> int:
         """Remove rows that were inserted before a time (milliseconds since 1970), and return how many. Commit yourself.
 
         A message that is delivered again after its row went is processed again: keep rows longer than messages live.
@@ -121,7 +123,7 @@ class Processed:
         return forget_rows(session, self.rows.c.processed_ms, older_than_ms)
 
 
-def forget_rows(session: Session, written_ms: Column[int], older_than_ms: int) -> int:
+def forget_rows(session: SessionOrConnection, written_ms: Column[int], older_than_ms: int) -> int:
     """Remove the rows of a table whose time in a column is before another one; how many they were.
 
     Raises BrokerError for what is not a time from 0 on, or not a session, and what the database raises.

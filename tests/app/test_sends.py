@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from sqlalchemy import URL, create_engine, text
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.ext.asyncio import async_scoped_session, async_sessionmaker
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 import broker
 from broker.app.cloud_events import CONTENT_TYPE, ID, SCHEMA_VERSION, SOURCE, SPEC_VERSION, TIME, TYPE
@@ -62,6 +63,37 @@ def test_a_session_of_the_application(app: broker.App) -> None:
             session.rollback()
     app.send_now("orders", Placed(4))
     assert [message.body[12:13] for message in received(app)] == [b"1", b"2", b"4"]
+
+
+def test_scoped_sessions_and_connections(tmp_path: Path, sqlite_url: URL) -> None:
+    """As Flask-SQLAlchemy's `db.session`."""
+    async_engine = async_engine_of(sqlite_url)
+
+    async def sell() -> None:
+        session = async_scoped_session(async_sessionmaker(async_engine), scopefunc=asyncio.current_task)
+        await app.send_async("orders", Placed(4), session)
+        await session.commit()
+        async with app.transaction_async(session):
+            await app.send_async("orders", Placed(5))
+        await session.remove()
+        async with async_engine.begin() as connection:
+            await app.send_async("orders", Placed(6), connection)
+        await async_engine.dispose()
+
+    with shop_app(tmp_path, sqlite_url, async_engine=async_engine) as app:
+        assert app.engine is not None
+        session = scoped_session(sessionmaker(app.engine))
+        app.send("orders", Placed(1), session)
+        session.commit()
+        with app.transaction(session):
+            app.send("orders", Placed(2))
+        session.remove()
+        with app.engine.begin() as connection:
+            app.send("orders", Placed(3), connection)
+            app.sent_keys.forget(connection, 0)
+        asyncio.run(sell())
+        assert [message.body[12:13] for message in received(app)] == [b"1", b"2", b"3", b"4", b"5", b"6"]
+        app.engine.dispose()
 
 
 REFUSED: list[tuple[Callable[[broker.App], object], type[Exception], str]] = [

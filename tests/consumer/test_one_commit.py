@@ -36,7 +36,7 @@ def test_the_program_without_a_mistake(consumer: Consumer, engine: Engine) -> No
 
 def test_a_scoped_session_is_that_of_the_thread(consumer: Consumer, engine: Engine) -> None:
     session = scoped_session(sessionmaker(engine))
-    with consumer.process(taken(consumer), session) as first:  # type: ignore[call-overload]
+    with consumer.process(taken(consumer), session) as first:
         assert first
         session.execute(CHARGE)
     session.remove()

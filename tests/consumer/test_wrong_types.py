@@ -66,7 +66,7 @@ def test_first_time_with_an_async_session(consumer: Consumer, engine: Engine) ->
 
 
 def test_first_time_with_a_scoped_session(consumer: Consumer, engine: Engine) -> None:
-    scoped: Any = scoped_session(sessionmaker(engine))
+    scoped = scoped_session(sessionmaker(engine))
     message = taken(consumer)
     assert consumer.first_time(message, scoped)
     assert not consumer.first_time(message, scoped)
