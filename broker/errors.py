@@ -49,6 +49,17 @@ def shown(value: object) -> str:
         return f"a number of {value.bit_length()} bits" if isinstance(value, int) else f"a {kind.__qualname__}"
 
 
+def given_in_seconds(time_ms: float) -> str:
+    """What is wrong with a time in milliseconds that was given in seconds, as `time.time()` has them; empty: nothing.
+
+    Such a number is a time from 2001 to 5138 in seconds, and of 1970 to 1973 in milliseconds. No message is as old; one
+    for later would come at once, without a word.
+    """
+    if not 1e9 <= time_ms < 1e11:
+        return ""
+    return f"is in milliseconds since 1970, and {time_ms!r} is a time in seconds: give 1000 times as much"
+
+
 class StoreError(BrokerError):
     """Something about a store as a whole."""
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from broker.database.arguments import check_table, is_async_engine, is_engine, sync_session_of
 from broker.database.tables import IN_TRANSACTIONS, key_text, make_tables, schema_of
-from broker.errors import BrokerError, shown
+from broker.errors import BrokerError, given_in_seconds, shown
 from broker.format import properties as names
 from broker.message import ReceivedMessage
 
@@ -131,6 +131,8 @@ def forget_rows(session: SessionOrConnection, written_ms: Column[int], older_tha
     is_number = isinstance(cast(object, older_than_ms), int | float) and not isinstance(older_than_ms, bool)
     if not is_number or older_than_ms < 0:
         raise BrokerError(f"older_than_ms is a number of milliseconds since 1970, not {shown(older_than_ms)}")
+    if wrong := given_in_seconds(older_than_ms):
+        raise BrokerError(f"older_than_ms {wrong}")
     if not hasattr(session, "execute") or hasattr(session, "run_sync"):  # a Connection is taken, too
         session = sync_session_of(session, "forget(session, older_than_ms)", _RUN_SYNC)
     return row_count(session.execute(written_ms.table.delete().where(written_ms < older_than_ms)))

@@ -10,7 +10,7 @@ from inspect import getattr_static, iscoroutinefunction
 from typing import Any, NamedTuple, cast
 
 from broker.database.bound_ledger import BoundLedger
-from broker.errors import MessageRejected, TransactionError, shown
+from broker.errors import MessageRejected, TransactionError, given_in_seconds, shown
 from broker.format import properties as names
 from broker.format.topics import parse_delay_levels
 from broker.message import Message
@@ -113,6 +113,8 @@ class SendOptions(NamedTuple):
             raise MessageRejected(
                 f"deliver_at is a datetime with a time zone or milliseconds since 1970, not {shown(at)}"
             )
+        if at is not None and (wrong := given_in_seconds(at)):
+            raise MessageRejected(f"deliver_at {wrong}, or a datetime with a time zone")
         return at
 
 

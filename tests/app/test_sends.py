@@ -279,6 +279,7 @@ def _pass(clock: FakeClock, hours: float) -> None:
     [
         ({"deliver_at": datetime(2026, 1, 1)}, "has no time zone"),  # noqa: DTZ001
         ({"deliver_at": "tomorrow"}, "deliver_at is a datetime"),
+        ({"deliver_at": 1_798_000_000}, "in milliseconds since 1970, and 1798000000 is a time in seconds"),
         ({"delay": -1}, "delay is a timedelta"),
         ({"delay": float("nan")}, "delay is a timedelta"),
         ({"delay": timedelta(days=400)}, "more than 366 days from now"),

@@ -97,7 +97,7 @@ def test_tables_are_not_made_in_an_async_engine(engine: Engine) -> None:
         broker.Processed().create_all(async_of(engine))
 
 
-@pytest.mark.parametrize("older_than_ms", ["5", None, True, -1])
+@pytest.mark.parametrize("older_than_ms", ["5", None, True, -1, 1_798_000_000.5])
 def test_rows_are_forgotten_by_a_time(engine: Engine, older_than_ms: Any) -> None:
-    with Session(engine) as session, pytest.raises(BrokerError, match="number of milliseconds since 1970"):
+    with Session(engine) as session, pytest.raises(BrokerError, match="milliseconds since 1970"):
         broker.Processed().forget(session, older_than_ms)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from broker.consuming.group.consumer_table import UNSET, ConsumerTable
 from broker.consuming.group.offset_export import SCHEDULE_GROUP, OffsetExport
-from broker.errors import BrokerError
+from broker.errors import BrokerError, given_in_seconds
 from broker.format.topics import DELAY_LEVELS, SCHEDULE_TOPIC
 from broker.store.shared.control import boot_words
 
@@ -35,6 +35,8 @@ class Start:
                 raise BrokerError(f"start={start!r} has no time zone: nobody knows which moment is meant")
             return cls("time", int(start.timestamp() * 1000))
         if isinstance(start, int) and not isinstance(start, bool) and start >= 0:
+            if wrong := given_in_seconds(start):
+                raise BrokerError(f"start {wrong}, or a datetime with a time zone")
             return cls("time", start)
         if start in ("first", "last"):
             return cls(str(start))
