@@ -98,10 +98,13 @@ def test_a_position_that_another_program_wrote_wins(path: Path) -> None:
         assert consume(store, 4) == [1, 2, 3, 4]
 
 
-def test_a_position_beyond_its_queue_hides_no_message(path: Path) -> None:
+@pytest.mark.parametrize("has_cells", [False, True])
+def test_a_position_beyond_its_queue_hides_no_message(path: Path, *, has_cells: bool) -> None:
     """As of a broker that lost the end of its log: what comes next is new to the group."""
     with opened(path) as store:
         send(store, 3)
+        if has_cells:  # then they are not made again in this boot
+            Positions(store).close()
         said = ConsumerOffsets({("orders", "billing"): {0: 99}, ("orders", "audit"): {0: 99}})
         (path / "config/consumerOffset.json").write_bytes(encode_consumer_offsets(said))
         with store.consumer("billing", "orders") as consumer:
@@ -111,6 +114,18 @@ def test_a_position_beyond_its_queue_hides_no_message(path: Path) -> None:
             positions = Positions(store)
             assert positions.cells.position(positions.cell("audit", "orders", 0)) == 3
             positions.close()
+
+
+def test_a_group_that_begins_at_a_position_beyond_its_queue_begins_at_its_end(path: Path) -> None:
+    with opened(path) as store:
+        send(store, 3)
+        positions = Positions(store)
+        said = ConsumerOffsets({("orders", "billing"): {0: 99}, ("orders", "audit"): {0: 99}})
+        (path / "config/consumerOffset.json").write_bytes(encode_consumer_offsets(said))
+        positions.begin("billing", "orders", Start("first"))
+        for group in ("billing", "audit"):
+            assert positions.cells.position(positions.cell(group, "orders", 0)) == 3
+        positions.close()
 
 
 @pytest.mark.parametrize(("stated", "stands"), [(99, 3), (-7, 0)])
@@ -281,6 +296,18 @@ def test_a_reset_stays_within_the_queue(path: Path) -> None:
         assert positions.reset("billing", "orders", 99, 0) == {0: 3}
         assert positions.reset("billing", "orders", Start("first"), 0) == {0: 0}
         assert positions.reset("billing", "orders", Start("last"))[0] == 3
+        positions.close()
+
+
+def test_a_reset_to_what_was_removed_goes_to_the_first_that_is_kept(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says where the group stands then, and how much is before it."""
+    with opened(path) as store:
+        send(store, 3)
+        monkeypatch.setattr(type(store), "queue_range", lambda *_: (2, 3))
+        positions = Positions(store)
+        assert positions.reset("billing", "orders", 0, 0) == {0: 2}
         positions.close()
 
 

@@ -59,7 +59,8 @@ class Positions:
         self.cells = ConsumerTable(writer.disk, writer.paths.own, boot_words(writer.disk), self._clamp)
         self.exchange = OffsetExport(self.cells, writer.paths, store.queue_end)
         with self.cells.lock:
-            self.exchange.take_over()
+            if self.exchange.take_over():
+                self.exchange.clamp()  # of groups that the files alone know
 
     def close(self) -> None:
         self.exchange.close()
