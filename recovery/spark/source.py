@@ -54,10 +54,14 @@ class CommitLogSource(DataSource):
 
 
 def _columns(schema: StructType) -> list[str]:
-    """The columns of a schema. Raises BadOption where one has another type than the column."""
+    """The columns of a schema. Raises BadOption where one has another type than the column, or is not nullable."""
     wanted = spark_schema(schema.fieldNames())
     for asked, known in zip(schema.fields, wanted.fields, strict=True):
         if asked.dataType != known.dataType:
             kinds = f"{known.dataType.simpleString()}, not {asked.dataType.simpleString()}"
             raise BadOption(f"the column {asked.name} is a {kinds}")
+        if not asked.nullable:  # Spark compares it with what the tasks hand over, and says so in a traceback of theirs
+            raise BadOption(
+                f"the column {asked.name} has to be nullable here: leave out NOT NULL, or give nullable=True"
+            )
     return list(schema.fieldNames())

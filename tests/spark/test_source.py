@@ -242,6 +242,16 @@ def test_what_is_not_a_path_is_a_sentence(door: Any, path: Any) -> None:
         door(None, path)
 
 
+def test_a_schema_without_nulls_is_a_sentence(damaged: Path) -> None:
+    """Spark failed at the first row with the schemas of two batches, in a traceback of a task; a stream, too."""
+    source = CommitLogSource({"path": str(damaged)})
+    schema = spark_schema(["topic"])
+    schema.fields[0].nullable = False
+    for reader in (source.reader, source.streamReader):
+        with pytest.raises(BadOption, match="the column topic has to be nullable here: leave out NOT NULL"):
+            reader(schema)
+
+
 def test_what_is_not_a_whole_number_is_a_sentence(damaged: Path) -> None:
     """A size such as 128e6 or "128m", and a datetime for milliseconds, were a TypeError, or one of a task."""
     for size in (128e6, "128m"):
