@@ -18,6 +18,7 @@ import os
 import time
 import weakref
 from collections.abc import Sequence
+from shlex import quote
 
 from broker.errors import BrokerError, StoreError, StoreLocked
 from broker.format.commitlog import MAGIC_BLANK, MAGIC_V1, MAGIC_V2
@@ -174,7 +175,7 @@ def _recover(parts: StoreParts, progress: Progress, expected: RecoveryPlan | Non
     if expected is not None and (current.case, current.steps) != (expected.case, expected.steps):
         shown, needed = expected.case.label, current.case.label
         text = f"{parts.path} changed since the plan was made (it was {shown!r}, and is {needed!r})"
-        raise StoreError(f"{text}: nothing was done. Look at the plan again: checkback recover {parts.path}")
+        raise StoreError(f"{text}: nothing was done. Look at the plan again: checkback recover {quote(parts.path)}")
     apply(current, parts, progress)
 
 

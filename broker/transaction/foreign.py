@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from itertools import islice
+from shlex import quote
 
 from broker.errors import CorruptStore, StoreError
 from broker.format.topics import HALF_TOPIC, HALF_TOPIC_OF_ROCKSDB
@@ -30,7 +31,7 @@ def check_not_followed(path: str, disk: Disk) -> None:
     """Raises StoreError for a copy that follows a master: another byte in it, and it is a copy no more."""
     if disk.entry(Paths(path).followed) is not None:
         text = f"{path} is a copy that follows a master (checkback follow): it can only be read (read_only=True)"
-        raise StoreError(f"{text}. For a store of its own: checkback salvage {path} NEW", path=path)
+        raise StoreError(f"{text}. For a store of its own: checkback salvage {quote(path)} NEW", path=path)
 
 
 def check_not_moved(path: str, disk: Disk) -> None:
@@ -46,7 +47,7 @@ def check_not_moved(path: str, disk: Disk) -> None:
     if is_done:
         text = f"{path} was moved to {url}: use broker.connect there, or read here (read_only=True)"
     else:
-        text = f"{path} is being moved to {url}. To finish that: checkback move {path} {url} --apply"
+        text = f"{path} is being moved to {url}. To finish that: checkback move {quote(path)} {url} --apply"
     raise StoreError(f"{text}. To write here all the same, unknown to the cluster: remove {file}", path=path)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from shlex import quote
 from typing import Annotated
 
 from recovery.cli.declaration import Argument, Option, VerbGroup
@@ -49,7 +50,7 @@ def transactions(
     show([f"{written.path}: {counts}", f"digest {written.digest}"])
     if written.damages or written.bad_crcs:
         text = f"The log has {len(written.damages)} damaged place(s) and {written.bad_crcs} record(s) with a wrong CRC"
-        show([f"{text}: transactions may be missing. Run: checkback verify {store}"])
+        show([f"{text}: transactions may be missing. Run: checkback verify {quote(store)}"])
 
 
 def report(

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from enum import StrEnum
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 from broker.errors import BrokerError
@@ -118,9 +119,9 @@ def pending(
         one = min(damages, key=lambda damage: damage.commitlog_offset)
         count = len(damages) + max(found.wrong_crcs - 1, 0)
         text = f"The CommitLog is damaged in {count} place(s), first at {one.commitlog_offset} ({one.file}): "
-        fail(f"{text}ends may be lost there. Run: checkback verify {store}", CORRUPT)
+        fail(f"{text}ends may be lost there. Run: checkback verify {quote(store)}", CORRUPT)
     if (short := short_log(found.files, found.end_offset, [])) is not None:
-        fail(f"{short.file}: {short.text}. Ends may be lost there. Run: checkback verify {store}", CORRUPT)
+        fail(f"{short.file}: {short.text}. Ends may be lost there. Run: checkback verify {quote(store)}", CORRUPT)
 
 
 def info(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 from recovery.cli.declaration import Argument, BadParameter, Exit, Option, VerbGroup
@@ -88,7 +89,7 @@ def _plan_lines(made: RecoveryPlan, misfits: Sequence[Misfit], against: StoreErr
     elif not made.is_needed:
         yield "Nothing needs to be done: opening the store is enough"
     elif made.steps:
-        yield f"Do it with: checkback recover {made.survey.path} --apply"
+        yield f"Do it with: checkback recover {quote(made.survey.path)} --apply"
     elif made.case.label == "foreign":
         yield from _next_of_foreign(made.survey.path)
 
@@ -104,7 +105,7 @@ def _next_of_foreign(path: str) -> Iterator[str]:
         yield str(error)
         return
     yield "Its broker recovers it at its next start. To go on with it in checkback, stop the broker, and run:"
-    yield f"checkback recover {path} --apply --broker-is-stopped"
+    yield f"checkback recover {quote(path)} --apply --broker-is-stopped"
 
 
 def _report_lines(report: RecoveryReport, *, is_finished: bool) -> Iterator[str]:
@@ -117,7 +118,7 @@ def _report_lines(report: RecoveryReport, *, is_finished: bool) -> Iterator[str]
         yield f"  done: {line}"
     for kept in report.kept:
         yield f"  kept: {kept}"
-    yield f"Recovered in {report.seconds:.1f} s. See for yourself with: checkback verify {path}"
+    yield f"Recovered in {report.seconds:.1f} s. See for yourself with: checkback verify {quote(path)}"
 
 
 Undo = Annotated[bool, Option("--undo", help="Take back what a rebuild replaced: the last one, or WHICH.")]
@@ -224,8 +225,8 @@ def _how_to_apply(path: str) -> str:
     if Disk().entry(Paths(path).followed) is not None:
         return "It is a copy that follows a master (checkback follow), which has no such files: --apply would refuse"
     if read_store_file(Disk(), Paths(path)) is not None:
-        return f"Put what was made in place with: checkback rebuild {path} --apply"
-    command = f"checkback rebuild {path} --apply --broker-is-stopped"
+        return f"Put what was made in place with: checkback rebuild {quote(path)} --apply"
+    command = f"checkback rebuild {quote(path)} --apply --broker-is-stopped"
     return f"Stop the broker. Then put what was made in place with: {command}"
 
 
@@ -240,14 +241,14 @@ def _applied_lines(report: RebuildReport) -> Iterator[str]:
         yield "Removed: abort, so that a broker believes what it finds"
     yield f"What was there is kept in {report.path}/checkback/replaced/{made.name}"
     stopped = " --broker-is-stopped" if made.after else ""
-    yield f"Take it back, before anything else is written, with: checkback rebuild {report.path} --undo{stopped}"
+    yield f"Take it back, before anything else is written, with: checkback rebuild {quote(report.path)} --undo{stopped}"
 
 
 def _kept_lines(report: RebuildReport) -> Iterator[str]:
     if report.kept:
         total = size(sum(_bytes(one) for one in report.kept))
         text = f"{len(report.kept)} replaced copies take {total} in {report.path}/checkback/replaced"
-        yield f"{text}. Delete them with: checkback rebuild {report.path} --forget-replaced"
+        yield f"{text}. Delete them with: checkback rebuild {quote(report.path)} --forget-replaced"
 
 
 def _bytes(made: Replacement) -> int:
@@ -309,7 +310,10 @@ def retain(
         theirs = opened.retention
         if wanted is None and theirs is None:
             if apply:
-                fail(f"{store}: nothing says what may go. Say it: checkback retain {store} --keep 72h --apply", USAGE)
+                fail(
+                    f"{store}: nothing says what may go. Say it: checkback retain {quote(store)} --keep 72h --apply",
+                    USAGE,
+                )
             wanted = tables.SPARE
         report = opened.retain(wanted, dry_run=not apply)
         history = opened.retention_history()

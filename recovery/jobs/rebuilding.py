@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from broker.errors import BrokerError, CorruptStore, StoreError
@@ -78,7 +79,7 @@ def compare_table(
         report, lines, identity = _compared(path) if spark is None else _compared_on_spark(path, spark)
     is_ours = os.path.exists(Paths(path).store_json)
     needed, why = is_ours and bool(report["counts"]), report.get("refusal", "")
-    text = "\n".join([_FOREIGN.format(path=path), *lines[:_LINES]]) if lines else why or "Nothing differs."
+    text = "\n".join([_FOREIGN.format(path=quote(path)), *lines[:_LINES]]) if lines else why or "Nothing differs."
     if needed and why:
         differs = ", ".join(f"{total} {kind}" for kind, total in report["counts"].items())
         raise StoreError(
@@ -202,7 +203,7 @@ def _refuse_damages(path: str, report: Mapping[str, Any]) -> None:
             text = (
                 f"{where} at CommitLog offset {one['commitlog_offset']}: {one['text']}. What is derived from a damaged"
             )
-            raise CorruptStore(f"{text} log is not better. Run: checkback salvage {path} OUT", path=where)
+            raise CorruptStore(f"{text} log is not better. Run: checkback salvage {quote(path)} OUT", path=where)
 
 
 def _rebuilt_on_spark(path: str, spark: Any, expected: str | None) -> dict[str, Any]:

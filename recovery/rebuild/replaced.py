@@ -20,6 +20,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from shlex import quote
 from typing import Any
 
 from broker.errors import CorruptStore, StoreError
@@ -302,7 +303,7 @@ def forget(disk: Disk, paths: Paths, which: str | None = None) -> tuple[list[str
         raise unknown(paths, which)
     if chosen and (pending := pending_swaps(disk, paths)):
         text = f"{paths.store}: an exchange of {', '.join(pending)} was begun and not finished, and needs what is kept"
-        raise StoreError(f"{text}. End it first: checkback recover {paths.store} --apply", path=paths.store)
+        raise StoreError(f"{text}. End it first: checkback recover {quote(paths.store)} --apply", path=paths.store)
     freed = 0
     for made in chosen:
         freed += sum(entry.size for entry in _files_below(disk, made.directory(paths)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from shlex import quote
 
 from broker.errors import CorruptStore
 from broker.format.commitlog import RECORD_SIZE_MIN
@@ -59,7 +60,9 @@ def refuse_short(files: StoreFiles, end_offset: int, *, is_alone: bool = False) 
     short = short_log(files, end_offset, [], is_alone=is_alone)  # damages other than a torn tail were refused before
     if short is not None:
         text = f"{short.file}: {short.text}. What is derived from a log without its end is not better: put the end "
-        raise CorruptStore(f"{text}back first; without it, run: checkback salvage {files.path} OUT", path=short.file)
+        raise CorruptStore(
+            f"{text}back first; without it, run: checkback salvage {quote(files.path)} OUT", path=short.file
+        )
 
 
 def refuse_numbers(files: StoreFiles, what: str, first: int, end: int) -> None:
@@ -83,7 +86,7 @@ def refuse_lost(
         if queue.begin <= hole < queue.end:  # readers end at an empty unit
             text = f"{files.path}: queue {queue_id} of {topic} holds message {hole}, and no record says that it is"
             text = f"{text} that one, while later ones are there: a record is damaged. What is derived from a damaged"
-            text = f"{text} log is not better. See which with: checkback verify {files.path}"
+            text = f"{text} log is not better. See which with: checkback verify {quote(files.path)}"
             raise CorruptStore(text, path=files.path)
         if not queue.begin <= taken < queue.end:
             continue
@@ -97,4 +100,4 @@ def refuse_lost(
 
 def _unfit(path: str, file: str, commitlog_offset: int, reason: str) -> CorruptStore:
     text = f"{file} at CommitLog offset {commitlog_offset}: {reason}. What is derived from a damaged log is not better"
-    return CorruptStore(f"{text}. Run: checkback salvage {path} OUT")
+    return CorruptStore(f"{text}. Run: checkback salvage {quote(path)} OUT")

@@ -19,6 +19,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from shlex import quote
 from typing import Any
 
 from broker.errors import NotAStore, StoreError, StoreLocked
@@ -89,7 +90,7 @@ def copy_store(
     is_open = is_held(paths.lock, disk)
     if is_open and disk.entry(paths.followed) is not None:
         text = f"{source} is a copy that follows a master, and grows now. Stop checkback follow to copy it, or make a"
-        raise StoreLocked(f"{text} store of its own: checkback salvage {source} NEW", path=source)
+        raise StoreLocked(f"{text} store of its own: checkback salvage {quote(source)} NEW", path=source)
     was_live = is_open or disk.entry(paths.abort) is not None
     if was_live and not is_ours and (misfits := inventory(source, disk).misfits(of_rebuild=True)):
         raise refusal(f"{source} (stop it to copy this store)", misfits)

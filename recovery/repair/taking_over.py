@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass, replace
+from shlex import quote
 
 import numpy as np
 
@@ -62,7 +63,7 @@ class _Watching(Build):
             place = int(records.offsets[number])
             text = f"{self.files.commitlog_file(place)} at CommitLog offset {place}: the record's store_timestamp_ms is"
             text = f"{text} not a time, and later records would be stored behind it. Nothing was changed"
-            raise CorruptStore(f"{text}. Run: checkback salvage {self.files.path} OUT", path=self.files.path)
+            raise CorruptStore(f"{text}. Run: checkback salvage {quote(self.files.path)} OUT", path=self.files.path)
         self.is_of_rocksdb |= HALF_TOPIC_OF_ROCKSDB.encode() in kinds.topics
         found = [places[0] for places in diverted_halves(records, kinds) if len(places)]
         if found and self.diverted_at is None:
@@ -125,7 +126,7 @@ def take_over(path: str, disk: Disk, found: Survey, *, move: bool = False, even_
         now = survey(path, disk, alone=True)
         if (now.facts.owner, now.tail) != (found.facts.owner, found.tail) or _shape(disk, paths) != before:
             text = f"{path} was changed by another process meanwhile: a recovery, or a broker that runs on the store"
-            raise StoreLocked(f"{text}. Nothing was done. Look again with: checkback recover {path}", path=path)
+            raise StoreLocked(f"{text}. Nothing was done. Look again with: checkback recover {quote(path)}", path=path)
         if disk.entry(paths.own) is None:
             disk.create_directory(paths.own)
         finish_swap(disk, paths)  # of a rebuild that was killed, or of a take-over before the store was ours
@@ -227,7 +228,7 @@ def _check_config_is_json(files: StoreFiles) -> None:
         text = f"{os.path.join(files.path, 'config', names[0])} is a RocksDB that holds {CONFIG_IN_ROCKSDB[names[0]]}"
         text = f"{text}. A store of checkback has them as JSON: without its position each group would get every message"
         text = f"{text} again. Nothing was changed. Make a copy that has JSON, and take that over: "
-        raise StoreError(f"{text}checkback salvage {files.path} OUT", path=files.path)
+        raise StoreError(f"{text}checkback salvage {quote(files.path)} OUT", path=files.path)
 
 
 def _check_not_short(files: StoreFiles, end_offset: int, *, is_alone: bool = True) -> None:
@@ -236,7 +237,7 @@ def _check_not_short(files: StoreFiles, end_offset: int, *, is_alone: bool = Tru
     if short is not None:
         text = f"{short.file}: {short.text}. Nothing was changed. Put what is missing back"
         text = f"{text}. Only when those records are lost for good: "
-        text = f"{text}checkback recover {files.path} --apply --broker-is-stopped --even-short"
+        text = f"{text}checkback recover {quote(files.path)} --apply --broker-is-stopped --even-short"
         raise CorruptStore(text, path=short.file)
 
 
@@ -258,7 +259,8 @@ def _check_nothing_waits(path: str) -> None:
     text = (
         f"{path}: {text}. Only their broker delivers them. Nothing was changed. Run it until it did. Which they are: "
     )
-    text = f"{text}checkback dump {path} {name}. Without them a copy can be taken over: checkback salvage {path} OUT"
+    store = quote(path)
+    text = f"{text}checkback dump {store} {name}. Without them a copy can be taken over: checkback salvage {store} OUT"
     raise StoreError(text, path=path)
 
 
@@ -271,7 +273,7 @@ def _check_nothing_compacted(files: StoreFiles, disk: Disk) -> None:
             f"{text}{files.commitlog.begin}: messages of theirs are in no segment any more. Only their broker delivers "
         )
         text = f"{text}them. Nothing was changed. Without them a copy can be taken over: "
-        raise StoreError(f"{text}checkback salvage {files.path} OUT", path=files.path)
+        raise StoreError(f"{text}checkback salvage {quote(files.path)} OUT", path=files.path)
 
 
 # Transactions

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,17 @@ def test_apply_does_it_and_a_second_time_there_is_nothing_to_do(tmp_path: Path) 
     assert json.loads(ran.output)["kept"] == [str(tmp_path / "checkback" / "torn" / f"{end:020}")]
     assert_right(tmp_path, 20, 20, 20)
     assert run("recover", tmp_path).exit_code == 0
+
+
+def test_the_next_step_works_as_it_is_pasted(tmp_path: Path) -> None:
+    """Of a store whose path has a space it had a word too many."""
+    path = tmp_path / "my store"
+    path.mkdir()
+    abandoned(path, 30, 30)
+    *_, step = run("recover", path).output.splitlines()
+    ran = run(*shlex.split(step.partition("checkback ")[2]))
+    assert ran.exit_code == 0, ran.output
+    assert ran.output.endswith(f"checkback verify {shlex.quote(str(path))}\n")
 
 
 def test_apply_finishes_what_a_killed_process_left(tmp_path: Path) -> None:

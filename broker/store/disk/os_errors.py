@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from shlex import quote
 
 from broker.errors import CorruptStore, StoreError, StoreFull, SyncFailed
 
@@ -110,7 +111,7 @@ def full(error: OSError, path: str, needed_bytes: int) -> StoreFull:
     """The disk has no room: how much was asked, how much there is, and what limits it."""
     free = free_bytes(path)
     store = _store_above(path)
-    spare = f", or see what the store can spare with: checkback retain {store}" if store else ""
+    spare = f", or see what the store can spare with: checkback retain {quote(store)}" if store else ""
     room = {
         errno.EDQUOT: f"the quota of this user leaves none. Raise it, or delete other files{spare}",
         errno.EFBIG: "no file of this process may grow so large. Raise the limit with: ulimit -f",

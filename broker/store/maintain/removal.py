@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
+from shlex import quote
 
 from broker.errors import CorruptRecord, StoreError, StoreFull
 from broker.format.commitlog import decode
@@ -154,7 +155,9 @@ def _offset_in(parts: StoreParts, path: str, position: int, size: int, offset_of
     try:
         return offset_of(parts.disk.open_read(path).pread(size, position))
     except CorruptRecord as error:
-        raise CorruptRecord(f"{error.reason}. Run: checkback rebuild {parts.path}", at=position, path=path) from None
+        raise CorruptRecord(
+            f"{error.reason}. Run: checkback rebuild {quote(parts.path)}", at=position, path=path
+        ) from None
 
 
 def _remove_units(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from shlex import quote
+
 from broker.errors import CorruptRecord
 from broker.format import checkpoint
 from broker.format.checkpoint import Checkpoint
@@ -17,5 +19,5 @@ def read_checkpoint(directory: StoreDirectory) -> Checkpoint | None:
     except Missing:
         return None
     except CorruptRecord as error:
-        reason = f"{error.reason}. Run: checkback verify {directory.path}"
+        reason = f"{error.reason}. Run: checkback verify {quote(directory.path)}"
         raise CorruptRecord(reason, at=error.at, path=path) from None

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from shlex import quote
 
 from broker.errors import CorruptRecord
 from broker.format.commitlog import (
@@ -352,7 +353,7 @@ class CommitLog:
         """A fault in the record at an offset, with its file and the next step."""
         segment = self._queue.listing().at(at)
         path = self._queue.directory if segment is None else segment.path
-        reason = f"{fault.reason}. Run: checkback verify {self._store_path}"
+        reason = f"{fault.reason}. Run: checkback verify {quote(self._store_path)}"
         return CorruptRecord(reason, at=at - segment.base if segment else 0, commitlog_offset=at, path=path)
 
 

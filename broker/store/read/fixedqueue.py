@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
+from shlex import quote
 from typing import Generic, TypeVar
 
 from broker.errors import CorruptStore
@@ -99,6 +100,6 @@ class FixedQueue(Generic[_V]):
     def _sized(self, listing: Listing) -> Listing:
         if listing.segment_size % self._layout.SIZE:
             reason = f"the segments have {listing.segment_size} bytes, no multiple of {self._layout.SIZE}"
-            next_step = f"It is not what RocketMQ writes there. Run: checkback verify {self._store_path}"
+            next_step = f"It is not what RocketMQ writes there. Run: checkback verify {quote(self._store_path)}"
             raise CorruptStore(f"{self._queue.directory}: {reason}. {next_step}", path=self._queue.directory)
         return listing

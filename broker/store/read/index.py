@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
+from shlex import quote
 
 from broker.errors import CorruptRecord, CorruptStore
 from broker.format.index import (
@@ -85,7 +86,8 @@ class IndexFile:
     def _item(self, item: int) -> IndexItem:
         raw = self.file.pread(ITEM_SIZE, item_at(item, self.slots))
         if len(raw) < ITEM_SIZE:
-            text = f"{self.file.path} ends before its item {item}: it was cut. Run: checkback verify {self.store_path}"
+            step = f"Run: checkback verify {quote(self.store_path)}"
+            text = f"{self.file.path} ends before its item {item}: it was cut. {step}"
             raise CorruptStore(text, path=self.file.path)
         return IndexItem.unpack_from(raw)
 
@@ -143,7 +145,7 @@ class Index:
                     self._counts = (found.slots, found.items)
                     return found
         reason = f"no number of slots and items fits its {entry.size} bytes and its {used_items} items"
-        next_step = f"Run: checkback verify {self._directory.path}"
+        next_step = f"Run: checkback verify {quote(self._directory.path)}"
         raise CorruptStore(f"{entry.path}: not an index that RocketMQ wrote: {reason}. {next_step}", path=entry.path)
 
 

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from shlex import quote
 from typing import Any
 
 from broker.errors import CorruptStore
@@ -199,7 +200,7 @@ class SegmentQueue:
     def _raise_damage(self, listing: Listing, position: int) -> None:
         for damage in listing.damages:
             if damage.start <= position < damage.end:
-                next_step = f"Run: checkback verify {self._store_path}"
+                next_step = f"Run: checkback verify {quote(self._store_path)}"
                 raise CorruptStore(f"{damage.path}: {damage.reason}. {next_step}", path=damage.path)
 
 

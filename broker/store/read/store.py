@@ -13,6 +13,7 @@ import os
 from bisect import bisect_left
 from collections.abc import Iterator
 from operator import index
+from shlex import quote
 from types import TracebackType
 from typing import Self, cast
 
@@ -286,7 +287,7 @@ class Store:
         if unit is None:
             return None
         where = f"{self._directory.paths.queue(queue.topic, queue.queue_id)}: the unit of queue offset {queue_offset}"
-        next_step = f"The ConsumeQueue is not that of this CommitLog. Run: checkback verify {self.path}"
+        next_step = f"The ConsumeQueue is not that of this CommitLog. Run: checkback verify {quote(self.path)}"
         try:
             record = self.commitlog.read(unit.commitlog_offset, unit.size)
         except CorruptRecord as error:

@@ -12,6 +12,7 @@ RocketMQ: DefaultMessageStore.load, recover (3.1.4), whose table rebuild renumbe
 from __future__ import annotations
 
 from dataclasses import dataclass
+from shlex import quote
 from typing import Any
 
 from broker.errors import CorruptStore, StoreError
@@ -67,9 +68,9 @@ def refusal(plan: RecoveryPlan) -> StoreError | None:
         return lost(survey.path, survey.tail.reason)
     if survey.facts.owner is Owner.US:
         place = f"{survey.tail.path}: damaged at CommitLog offset {survey.tail.end}: {survey.tail.reason}"
-        text = f"{place}. No crash explains that, so nothing is cut. Run: checkback salvage {survey.path} OUT"
+        text = f"{place}. No crash explains that, so nothing is cut. Run: checkback salvage {quote(survey.path)} OUT"
         return CorruptStore(text, path=survey.tail.path)
-    text = f"{survey.path}: {case.sentence}. Run: checkback recover {survey.path} --apply --broker-is-stopped"
+    text = f"{survey.path}: {case.sentence}. Run: checkback recover {quote(survey.path)} --apply --broker-is-stopped"
     return StoreError(text, path=survey.path)
 
 

@@ -7,6 +7,7 @@ that nothing here can make again, so they must not be removed: only a store with
 from __future__ import annotations
 
 from collections.abc import Iterator
+from shlex import quote
 
 from broker.errors import CorruptStore
 from broker.format.index import HEADER_SIZE, IndexHeader
@@ -44,7 +45,7 @@ def lost(store: str, reason: str) -> CorruptStore:
     """The error for a store whose log is lost."""
     log = Paths(store).commitlog
     text = f"{log}: {reason}. Nothing was changed. Mount the disk of the log, or put its segments back, and run: "
-    text = f"{text}checkback verify {store}. If the log is lost for good, move {store} away"
+    text = f"{text}checkback verify {quote(store)}. If the log is lost for good, move {store} away"
     return CorruptStore(text, path=log)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from shlex import quote
 from typing import TypeVar
 
 from broker.errors import CorruptStore
@@ -87,7 +88,7 @@ class Dispatcher:
             topic, queue_id = self.cells.queue(cell)
             if not is_topic_directory(topic):  # a log that another program wrote is replayed, too
                 text = f"{self._paths.consumequeue} can have no directory for the topic {topic!r:.80} of a record"
-                text = f"{text}: no broker can have written it. Run: checkback verify {self._paths.store}"
+                text = f"{text}: no broker can have written it. Run: checkback verify {quote(self._paths.store)}"
                 raise CorruptStore(text, path=self._paths.consumequeue)
             directory, beside = self._paths.queue(topic, queue_id), self._paths.begun(f"queue-{cell}")
             found = self.queues[cell] = UnitQueue(

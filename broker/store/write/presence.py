@@ -16,6 +16,7 @@ import enum
 import json
 import os
 from collections.abc import Callable, Iterable
+from shlex import quote
 
 from broker import compiled
 from broker.errors import StoreError
@@ -126,7 +127,7 @@ class FilesInPlace:
     def _lost(self, path: str, what: str) -> StoreError:
         text = f"{path} {what} while the store was open. What was sent since the last send that returned is not stored,"
         text = f"{text} and nothing more is accepted. Close the store in every process, put the file back from a backup"
-        text = f"{text} or a replica, and run: checkback verify {self._paths.store}"
+        text = f"{text} or a replica, and run: checkback verify {quote(self._paths.store)}"
         self._found = StoreError(text, path=path)
         return self._found
 
@@ -135,5 +136,5 @@ def files_lost(store: str) -> StoreError:
     """The error where another process found it, and this one sees every file in its place."""
     text = f"{store}: a file of this store was deleted, replaced or cut while it was open, so that nothing more is"
     return StoreError(
-        f"{text} accepted. Close the store in every process, and run: checkback verify {store}", path=store
+        f"{text} accepted. Close the store in every process, and run: checkback verify {quote(store)}", path=store
     )

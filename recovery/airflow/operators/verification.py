@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from shlex import quote
 from typing import Any
 
 from airflow.sdk import BaseOperator, Context
@@ -58,5 +59,5 @@ class NoFindingsOperator(BaseOperator):
         kinds = ", ".join(f"{count} {kind}" for kind, count in report["counts"].items())
         first = report["findings"][0]["text"] if report["findings"] else ""
         kept = f". The whole report: {report['report']}" if report["report"] else ""
-        step = f"What each means, and what to do, says: checkback verify {report['path']}"
+        step = f"What each means, and what to do, says: checkback verify {quote(report['path'])}"
         raise AirflowFailException(f"{kinds}; the first: {first}{kept}. {step}")
