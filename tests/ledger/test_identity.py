@@ -20,8 +20,9 @@ from sqlalchemy.orm import Session
 import broker
 from broker.database.ledger_binding import LEDGER_BINDING, Binding, KnownLedger, KnownLedgers
 from broker.database.ledger_identity import DatabaseIdentity, difference
-from broker.errors import StoreError, TransactionError
+from broker.errors import StoreError, StoreLocked, TransactionError
 from broker.ledger import Ledger, executor
+from broker.store.disk import lock_calls
 from broker.store.disk.files import Disk
 from broker.store.read.layout import StoreLayout
 from recovery.checkback.ledger_resolver import LedgerResolver
@@ -239,6 +240,24 @@ def test_a_file_that_is_damaged_is_a_sentence(tmp_path: Path) -> None:
         known.all()
     with pytest.raises(TransactionError, match="names no binding"):
         known.get("../../store")
+
+
+def test_a_process_that_is_stopped_where_it_writes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A producer waited for it without a word, and without an end."""
+    known = KnownLedgers(str(tmp_path))
+    known.put(KNOWN)
+    monkeypatch.setattr(lock_calls, "STOPPED_S", 0.0)
+    program = "import fcntl, os, signal, sys; at = os.open(sys.argv[1], os.O_RDONLY); fcntl.flock(at, fcntl.LOCK_EX)\n"
+    program += "os.kill(os.getpid(), signal.SIGSTOP)"
+    holder = subprocess.Popen([sys.executable, "-c", program, tmp_path / "checkback" / "ledgers"])
+    try:
+        os.waitpid(holder.pid, os.WUNTRACED)
+        with pytest.raises(StoreLocked, match=f"process {holder.pid} is stopped while it writes there"):
+            known.put(KNOWN)
+    finally:
+        holder.kill()
+        holder.wait()
+    known.put(KNOWN)
 
 
 def test_what_an_operator_accepts_while_a_producer_opens_is_kept(tmp_path: Path) -> None:

@@ -12,14 +12,17 @@ import fcntl
 import functools
 import os
 import sys
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from broker.errors import StoreError
+from broker.errors import StoreError, StoreLocked
 from broker.store.disk.files import Disk
 
 SHARED, EXCLUSIVE = "shared", "exclusive"
+STOPPED_S = 10.0  # how long a process that is stopped may keep a file from others
+_POLL_S = 0.01
 
 # By number: Python names them only where its build machine had them.
 _OFD_GETLK, _OFD_SETLK = 36, 37
@@ -132,16 +135,33 @@ def is_flocked(disk: Disk, path: str) -> bool:
 
 @contextlib.contextmanager
 def alone_at(disk: Disk, path: str) -> Iterator[None]:
-    """Hold the flock of a file or a directory, which keeps out other threads, too. Raises Missing, StoreError."""
+    """Hold the flock of a file or a directory, which keeps out other threads, too.
+
+    Raises Missing, StoreError; StoreLocked when a process that is stopped holds it for 10 s.
+    """
     descriptor = disk.open_lock(path, write=False)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        _wait_alone(descriptor, path)
         try:
             yield
         finally:
             fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child that was forked meanwhile has the descriptor, too
     finally:
         os.close(descriptor)
+
+
+def _wait_alone(descriptor: int, path: str) -> None:
+    """Take the flock. Who holds it writes a small file, which may take long on a slow disk, but not while stopped."""
+    deadline_s = time.monotonic() + STOPPED_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= deadline_s and (holder := flock_holder(path)) and is_stopped(holder):
+                text = f"{path}: process {holder} is stopped while it writes there: continue or end it"
+                raise StoreLocked(text, path=path) from None
+            time.sleep(_POLL_S)
 
 
 def flock_holder(path: str) -> int | None:
