@@ -70,7 +70,7 @@ class Driver(abc.ABC):
 
     @abc.abstractmethod
     def make_commit_impossible(self, connection: Any) -> None:
-        """After a send that failed, until the ROLLBACK; PostgreSQL's in the middle of a statement cannot be reached."""
+        """After a send that failed, until the ROLLBACK. In the middle of a statement of PostgreSQL not that in SQL."""
 
     @abc.abstractmethod
     def allow_commit(self, connection: Any) -> None:
@@ -229,10 +229,16 @@ class PsycopgDriver(Driver):
             return cursor.fetchall() if cursor.description is not None else []
 
     def make_commit_impossible(self, connection: psycopg.Connection[Any]) -> None:
-        """By an error in the transaction, or in its savepoint: PostgreSQL commits nothing after one."""
+        """By an error in the transaction, or in its savepoint: PostgreSQL commits nothing after one.
+
+        In the middle of a statement none can be made: there the connection's own `commit` rolls back, until a rollback.
+        """
         import psycopg
 
-        if self.status(connection) is ConnectionStatus.ACTIVE:
+        status = self.status(connection)
+        if status is ConnectionStatus.BUSY:
+            _replace_commit(connection)
+        elif status is ConnectionStatus.ACTIVE:
             reason = "DO $$BEGIN RAISE EXCEPTION 'checkback: a message could not be sent in this transaction'; END$$"
             try:
                 self.execute(connection, Sql(reason))
@@ -240,7 +246,7 @@ class PsycopgDriver(Driver):
                 return
 
     def allow_commit(self, connection: psycopg.Connection[Any]) -> None:
-        """A ROLLBACK is all it takes."""
+        _restore_commit(connection)
 
     def refusal(self, error: BaseException) -> str:
         return _MISSING if getattr(error, "sqlstate", None) == _UNDEFINED_TABLE else ""
@@ -249,6 +255,26 @@ class PsycopgDriver(Driver):
         """An error with a SQLSTATE is the server's own, and it rolled back: a deferred constraint, a serialization."""
         answered = getattr(error, "sqlstate", None) is not None
         return answered and self.status(connection) is ConnectionStatus.IDLE
+
+
+def _replace_commit(connection: Any) -> None:
+    """Have `connection.commit()`, which `with connection:` calls, roll back and raise TransactionError, once."""
+
+    def rollback() -> None:
+        _restore_commit(connection)
+        connection.rollback()
+
+    def commit() -> None:
+        rollback()
+        text = "a message could not be sent in this transaction, and its error was swallowed"
+        raise TransactionError(f"{text}: it is rolled back, and nothing was saved")
+
+    connection.commit, connection.rollback = commit, rollback
+
+
+def _restore_commit(connection: Any) -> None:
+    for name in ("commit", "rollback"):  # the methods of its class are behind them
+        vars(connection).pop(name, None)
 
 
 def driver_of(connection: object) -> Driver | None:

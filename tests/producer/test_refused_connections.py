@@ -180,6 +180,28 @@ def test_a_send_in_the_middle_of_a_statement(post: PlainDesk, begin: Callable[..
         connection.execute("SELECT 1")
 
 
+@pytest.mark.parametrize("begin", [_copy, lambda connection: connection.pipeline()], ids=["copy", "pipeline"])
+def test_the_application_commits_after_a_send_in_the_middle_of_a_statement(
+    post: PlainDesk, begin: Callable[..., Any]
+) -> None:
+    """Its commit() saved the order alone. After a rollback it commits again."""
+    connection = post.connection()
+    with (
+        contextlib.suppress(TransactionError),  # the block has a failed send, whatever its connection does
+        post.producer.begin_transaction(connection) as transaction,
+    ):
+        post.save(connection, 1)
+        with begin(connection), pytest.raises(TransactionError, match="send when that is done"):
+            post.announce(transaction, 1)
+        with pytest.raises(TransactionError, match="it is rolled back"):
+            connection.commit()
+        with begin(connection), pytest.raises(TransactionError):
+            post.announce(transaction, 1)
+        connection.rollback()
+        connection.execute("SELECT 1")
+        connection.commit()
+
+
 def test_a_savepoint_block_of_psycopg(post: PlainDesk) -> None:
     """Inside ours it is a savepoint, and a send that fails in it is undone with it."""
     connection = post.connection()
