@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from broker.database.ledger_binding import KnownLedgers
 from broker.errors import TransactionError
 from broker.format import properties as names
-from broker.format.config import DEFAULT_QUEUES
+from broker.format.config import DEFAULT_QUEUES, MESSAGE_TYPE_ATTRIBUTE, TopicConfig
 from broker.format.java import encode_message_id
 from broker.message import Message
 from broker.producing.destination import Destination, SendResult, place_of
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from broker.writable_store import WritableStore
 
 _TRANSACTIONAL = b"transactional\n"
-_TAKEN_TYPES = ("TRANSACTION", "MIXED")
+_TAKEN_TYPES = ("", "TRANSACTION", "MIXED")
 
 _marking = threading.Lock()  # two threads of a process would write the same temporary file
 
@@ -65,9 +65,10 @@ class StoreDestination(Destination):
             ledger.bind(self.store_id, KnownLedgers(self._store.path, self._store.writer.disk))
         for topic in sorted(topics):
             known = self._store.topic(topic)
-            if known is None:
+            if known is None or not _takes_halves(known):  # as far as is known: this looks again
                 known = self._store.create_topic(topic, message_type="TRANSACTION", change=False)
-            if (accepts := known.attributes.get("message.type", "")) and accepts not in _TAKEN_TYPES:
+            if not _takes_halves(known):
+                accepts = known.attributes[MESSAGE_TYPE_ATTRIBUTE]
                 text = f"the topic {topic} takes {accepts} messages: make it take TRANSACTION or MIXED, or use another"
                 raise TransactionError(text)
         disk, directory = self._store.writer.disk, os.path.dirname(self._mark)
@@ -104,6 +105,10 @@ class StoreDestination(Destination):
         if turn is None:
             turn = self._turns.setdefault(topic, itertools.count(random.randrange(count)))
         return next(turn) % count
+
+
+def _takes_halves(topic: TopicConfig) -> bool:
+    return topic.attributes.get(MESSAGE_TYPE_ATTRIBUTE, "") in _TAKEN_TYPES  # without a type it takes all
 
 
 def _result(topic: str, queue_id: int, placed: Appended, unique_key: str | None) -> SendResult:

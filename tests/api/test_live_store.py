@@ -176,6 +176,13 @@ def test_what_another_process_lets_a_topic_take_is_not_refused(tmp_path: Path, m
         store.append(ordered)
         other.create_topic("t", queues=8, message_type="TRANSACTION")
         store.transactions.prepare(plain, "shop")
+        other.create_topic("t", queues=8)
+        with pytest.raises(broker.MessageRejected, match="takes NORMAL messages"):
+            store.append(ordered)
+        with pytest.raises(broker.TransactionError, match="takes NORMAL messages"):
+            store.producer("shop", topics=["t"], resolver=lambda *_: None)
+        other.create_topic("t", queues=8, message_type="MIXED")
+        store.producer("shop", topics=["t"], resolver=lambda *_: None)
     assert verify(tmp_path / "store").ok
 
 
