@@ -42,7 +42,7 @@ from recovery.scan.spill import joined
 from recovery.scan.units import Ints, Rows
 from recovery.verify.index_items import EXPECTED as ITEM
 from recovery.verify.index_items import IndexingRule, expected_items
-from recovery.verify.kinds.batch_queues import BATCH_UNIT, BatchQueueName, batch_runs
+from recovery.verify.kinds.batch_queues import BATCH_UNIT, BatchQueueName
 
 CELLS, REDO, ITEMS, BATCHES, WRITTEN = "cells", "redo", "items", "batches", "filed"
 BATCH_QUEUE = "batchconsumequeue"
@@ -183,7 +183,7 @@ class SplitBuilder:
             if held is not None:
                 keep_live_tags(run, self._files)
                 held.append((run.numbers, run.units))
-        for batch in batch_runs(records, kinds, self._files.batch_topics):
+        for batch in self._lives.batch_runs(records, kinds):
             self._batches.setdefault((batch.topic, batch.queue_id), []).append(as_on_disk(batch))
         self._redo.append(redo_units(records, kinds))
         self._items.append(expected_items(records, kinds, self._plan.rule))

@@ -15,12 +15,13 @@ from broker.format.consumequeue import BATCH_FILE_SIZE, BatchUnit
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
 from broker.store.write.mapped import OpenMaps
+from recovery.rebuild.entries import QueueLives
 from recovery.rebuild.file_writers import UnitFiles
 from recovery.scan.kinds import Kinds
 from recovery.scan.records import Records
 from recovery.scan.store_files import StoreFiles
 from recovery.scan.units import Rows, UnitFile
-from recovery.verify.kinds.batch_queues import BATCH_UNIT, BatchQueueName, BatchRun, batch_runs
+from recovery.verify.kinds.batch_queues import BATCH_UNIT, BatchQueueName, BatchRun
 
 
 def batch_file_bytes(files: StoreFiles) -> int:
@@ -59,15 +60,15 @@ class _Built:
 class BatchQueueFiles:
     """Takes the records of a store in log order and writes their units."""
 
-    def __init__(self, files: StoreFiles, disk: Disk, paths: Paths) -> None:
-        self._files, self._disk, self._paths = files, disk, paths
+    def __init__(self, files: StoreFiles, disk: Disk, paths: Paths, lives: QueueLives) -> None:
+        self._files, self._disk, self._paths, self._lives = files, disk, paths, lives
         self._first, self.file_bytes = first_units(files), batch_file_bytes(files)
         self.queues: dict[BatchQueueName, _Built] = {}
         self._open_maps = OpenMaps()
 
     def add(self, records: Records, kinds: Kinds) -> None:
         """Take some records."""
-        for run in batch_runs(records, kinds, self._files.batch_topics):
+        for run in self._lives.batch_runs(records, kinds):
             built = self.queue(run.topic, run.queue_id)
             built.files.write(built.next + np.arange(len(run.units)), as_on_disk(run))
             built.next += len(run.units)
@@ -86,6 +87,17 @@ class BatchQueueFiles:
         built = self.queue(topic, queue_id)
         built.files.holds(begin, end)
         built.next = end
+
+    def leave_out_earlier_lives(self) -> None:
+        """Queues that are not there, of a topic that was made again behind all of their records."""
+        for name, built in list(self.queues.items()):
+            again, units = self._lives.again.get(name[0], 0), built.files
+            if units.begin < 0 or not again or self._files.batch_units(*name).end:
+                continue
+            if units.read(units.begin, units.end - units.begin)["commitlog_offset"].max() < again:
+                del self.queues[name]
+                units.close()
+                self._disk.remove_tree(self._paths.batch_queue(*name))
 
     def pairs(self) -> Iterator[tuple[UnitFiles, UnitFile]]:
         """What was made of each queue, and its live files."""

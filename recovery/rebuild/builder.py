@@ -67,7 +67,7 @@ class Build:
         self.lives = QueueLives(files)
         self.redo_log = UnitFiles(disk, self.paths.redo_log, sizes.redo_log_bytes, UNIT)
         self.table = UnitFiles(disk, self.paths.state_table, sizes.state_table_bytes, SLOT)
-        self.batches = BatchQueueFiles(files, disk, self.paths)
+        self.batches = BatchQueueFiles(files, disk, self.paths, self.lives)
         known = sorted(segment.base for segment in files.index)
         self.index = IndexFiles(
             disk, self.paths.index, sizes.index_slots, sizes.index_items, rule, names=known, whole_records=ours
@@ -145,6 +145,7 @@ class Build:
 
     def _leave_out_earlier_lives(self) -> None:
         """Queues that are not there, of a topic that was made again behind all of their records."""
+        self.batches.leave_out_earlier_lives()
         for (topic, queue_id), queue in list(self.queues.items()):
             again = self.lives.again.get(topic, 0)
             if queue.begin < 0 or not again or self.files.queue(topic, queue_id).segments:

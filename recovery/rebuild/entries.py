@@ -27,9 +27,10 @@ from recovery.scan.store_files import StoreFiles
 from recovery.scan.strings import java_hashes
 from recovery.scan.units import Ints, Rows
 from recovery.transactions.events import Names
+from recovery.verify.kinds.batch_queues import BatchQueueName, BatchRun, batch_runs
 from recovery.verify.kinds.light_queues import further_queues
 from recovery.verify.kinds.queue_ext import queue_ext_of
-from recovery.verify.kinds.queue_lives import begun_at
+from recovery.verify.kinds.queue_lives import batch_begun_at, begun_at
 
 UNIT = np.dtype(Unit.DTYPE)
 SLOT = np.dtype(Slot.DTYPE)
@@ -103,6 +104,7 @@ class QueueLives:
     def __init__(self, files: StoreFiles) -> None:
         self._files = files
         self._begun: dict[tuple[str, int], int] = {}
+        self._batches_begun: dict[BatchQueueName, int] = {}
         self.again: dict[str, int] = {}  # by topic: where the first of its queues was begun again
 
     def present(self, run: QueueRun) -> QueueRun:
@@ -116,6 +118,19 @@ class QueueLives:
         self.note({run.topic: begun})
         which = np.flatnonzero(at >= begun)
         return replace(run, numbers=run.numbers[which], units=run.units[which], records=run.records.take(which))
+
+    def batch_runs(self, records: Records, kinds: Kinds) -> Iterator[BatchRun]:
+        """The units that BatchConsumeQueues have of these records, without those of an earlier life of their queue."""
+        for run in batch_runs(records, kinds, self._files.batch_topics):
+            name, at = (run.topic, run.queue_id), run.units["commitlog_offset"]
+            if name not in self._batches_begun:
+                units = self._files.batch_units(*name)
+                self._batches_begun[name] = batch_begun_at(units, self._files.commitlog, *name)
+            begun = self._batches_begun[name]
+            if at.min(initial=begun) < begun:
+                self.note({run.topic: begun})
+                run = run._replace(units=run.units[at >= begun])
+            yield run
 
     def note(self, again: Mapping[str, int]) -> None:
         """Queues of these topics were begun again at these CommitLog offsets."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import broker
 from broker.format.commitlog import encode, make_record
-from broker.format.consumequeue import Unit
+from broker.format.consumequeue import BatchUnit, Unit
 from broker.format.properties import encode as encode_properties
 from broker.store.disk.files import Disk
 from broker.store.read.layout import StoreLayout
@@ -49,23 +50,29 @@ def store_with_a_wrong_queue_id(path: Path) -> int:
     return sent[2].commitlog_offset
 
 
-def store_with_a_topic_made_again(path: Path, units: Sequence[int] = (0, 1)) -> list[int]:
+def store_with_a_topic_made_again(
+    path: Path, units: Sequence[int] = (0, 1), directory: str = "consumequeue"
+) -> list[int]:
     """A store of a broker that deleted a topic of two queues and made it again, with two messages in queue 0 since.
 
-    `units` says which of these two queue 0 holds. Returns the places of the records.
+    `units` says which of these two queue 0 holds, in one of the two kinds of directories. Returns the records' places.
     """
     log = Log(4096)
     before = [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2)]
     for queue_id, number in (*before, (0, 0), (0, 1)):
         log.append(Numbered(queue_offset=number, queue_id=queue_id))
     log.write(path)
-    queue = path / "consumequeue" / "OrderTopic" / "0"
+    queue, kind = path / directory / "OrderTopic" / "0", "BatchCQ" if directory == "batchconsumequeue" else "SimpleCQ"
     queue.mkdir(parents=True)
     (path / "config").mkdir()
-    (path / "config" / "topics.json").write_text('{"topicConfigTable":{"OrderTopic":{"topicName":"OrderTopic"}}}')
-    places = list(log.records)
-    rows = [Unit(places[5 + number], len(log.records[places[5 + number]]), 0).pack() for number in units]
-    (queue / f"{0:020}").write_bytes(b"".join(rows).ljust(200, b"\0"))
+    topic = {"topicName": "OrderTopic", "attributes": {"queue.type": kind}}
+    (path / "config" / "topics.json").write_text(json.dumps({"topicConfigTable": {"OrderTopic": topic}}))
+    places, rows = list(log.records), []
+    for number in units:
+        place, raw = places[5 + number], log.records[places[5 + number]]
+        batch = BatchUnit(place, len(raw), 0, int.from_bytes(raw[56:64], "big"), number, 1, -1, 0)
+        rows.append((Unit(place, len(raw), 0) if kind == "SimpleCQ" else batch).pack())
+    (queue / f"{0:020}").write_bytes(b"".join(rows).ljust(10 * len(rows[0]), b"\0"))
     return places
 
 

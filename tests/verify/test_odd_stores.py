@@ -129,14 +129,15 @@ def test_lookups_and_verification_work_out_the_same_numbers(generation: Generati
 # Topics that were deleted and made again
 
 
-def test_messages_of_before_a_topic_was_made_again_are_no_findings(tmp_path: Path) -> None:
+@pytest.mark.parametrize("directory", ["consumequeue", "batchconsumequeue"])
+def test_messages_of_before_a_topic_was_made_again_are_no_findings(tmp_path: Path, directory: str) -> None:
     """They are in no queue, those of queue 1 too, which has no message since; the report says that it left them out."""
-    places = store_with_a_topic_made_again(tmp_path / "store")
+    places = store_with_a_topic_made_again(tmp_path / "store", directory=directory)
     report = verify(tmp_path / "store")
     assert report.findings.counts == {}
     (left,) = report.not_judged
     assert (left.path, left.what) == (
-        str(tmp_path / "store/consumequeue/OrderTopic"), f"5 records before CommitLog offset {places[5]}"
+        str(tmp_path / "store" / directory / "OrderTopic"), f"5 records before CommitLog offset {places[5]}"
     )  # fmt: skip
     assert comparable(verify_inline(str(tmp_path / "store"), 4096)) == comparable(report)
 
