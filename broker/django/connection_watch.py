@@ -137,14 +137,14 @@ class ConnectionWatch:
             raise _swallowed(failure, "nothing was saved") from failure
 
     def savepoint_rollback(self, sid: str) -> None:
-        """ROLLBACK TO, of a block or by hand: what failed since then does not matter any more.
+        """ROLLBACK TO, of a block or a manual one: what failed since then does not matter any more.
 
         An error of `send` that was swallowed inside is raised where its block ends without an error.
         """
         self._savepoint_rollback(sid)
         caller, within = sys._getframe(1), self._savepoints()  # noqa: SLF001 - Django passes nothing on
-        by_hand = not _is_block(caller)
-        undone = [one for one in self._failures if sid in one[0] or (by_hand and one[0][: len(within)] == within)]
+        is_manual = not _is_block(caller)
+        undone = [one for one in self._failures if sid in one[0] or (is_manual and one[0][: len(within)] == within)]
         self._failures = [one for one in self._failures if one not in undone]
         if undone and _ends_without_error(caller):
             _, failure = undone[0]
