@@ -20,7 +20,9 @@ import numpy.typing as npt
 from broker.errors import CorruptRecord
 from broker.format import properties as names
 from broker.format.commitlog import Record, decode
-from broker.store.disk.files import Missing
+from broker.store.disk.files import Disk, Missing
+from broker.store.disk.paths import given_path
+from broker.store.recover.watermark import read_watermark
 from broker.transaction.events import Generation, TransactionState, target_topic
 from recovery.findings import CRC_MISMATCH
 from recovery.scan.native.columns import Wants
@@ -96,7 +98,7 @@ class Pending:
         parked: bool = False,
         progress: Progress | None = None,
     ) -> None:
-        self.files = StoreFiles.open(path)
+        self.files = StoreFiles.open(path, read_watermark(given_path(path), Disk()))
         self.end_offset = 0
         self._now_ms = now_ms
         self._states = _WANTED if parked else _WANTED[:1]
@@ -108,7 +110,7 @@ class Pending:
     def __iter__(self) -> Iterator[PendingHalf]:
         """The halves in log order."""
         tracker = TransactionTracker(self.files)
-        scan = Scan(self.files.commitlog, progress=self._advance, wants=Wants(crc=True))
+        scan = Scan(self.files.compared, progress=self._advance, wants=Wants(crc=True))
         unsound: list[Damage] = []
         places = Spill(_PLACE, tracker.partitions)
         try:

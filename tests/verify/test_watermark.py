@@ -31,6 +31,7 @@ from recovery.pipeline.store_location import StoreLocation
 from recovery.rebuild import rebuilder
 from recovery.rebuild.rebuilder import rebuild
 from recovery.scan import scan
+from recovery.transactions.in_doubt import Pending
 from recovery.verify.conclusion import Conclusion
 from recovery.verify.verifier import verify
 from tests.compiled_module import use
@@ -79,6 +80,9 @@ def _assert_no_finding(path: Path) -> None:
     assert sum(map(len, scan(path, columns=["kind"]))) == report.records
     inspected = inspect_log(InMemoryExecutor(), StoreLocation(os.fspath(path)).log())
     assert (inspected.records, inspected.damages) == (report.records, [])
+    pending = Pending(path, 0)
+    assert len(list(pending)) == report.transactions["in_doubt"]
+    assert pending.damages == []
     assert [str(one) for one in rebuild(path).differences] == []
     assert comparable(verify_inline(os.fspath(path), 1 << 14)) == comparable(report)
 
