@@ -56,7 +56,8 @@ def state_directory(path: str) -> str:
     """Where leases and reports of a store are: in it, or, of a store that another program wrote, in a place of ours.
 
     That is a directory for each store under `CHECKBACK_STATE`, or under `$XDG_STATE_HOME/checkback` (by default
-    `~/.local/state/checkback`): nothing is written into a directory that is not ours.
+    `~/.local/state/checkback`): nothing is written into a directory that is not ours. Raises StoreError where the user
+    has no such place.
     """
     paths = Paths(path)
     if os.path.exists(paths.store_json):
@@ -67,8 +68,12 @@ def state_directory(path: str) -> str:
 
 
 def _state_home() -> str:
-    home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    return os.environ.get("CHECKBACK_STATE") or os.path.join(home, "checkback")
+    """Raises StoreError for a user without a home directory: `~` itself would be made, wherever the process stands."""
+    home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    found = os.path.expanduser(os.environ.get("CHECKBACK_STATE") or os.path.join(home, "checkback"))
+    if found.startswith("~"):
+        raise StoreError(f"user {os.getuid()} has no home directory: set CHECKBACK_STATE to a directory for reports")
+    return found
 
 
 @contextlib.contextmanager
@@ -107,8 +112,8 @@ def _machine_taken() -> Iterator[bool]:
 
     Each would have a JVM of a gigabyte and all processors: as many as Airflow has slots.
     """
-    directory = _state_home()
     try:
+        directory = _state_home()
         _make_private(directory)
         lease = AppendLock(os.path.join(directory, "local-spark"))
     except (OSError, BrokerError):  # no place to say so
@@ -224,8 +229,9 @@ def keep_report(path: str, name: str, report: Mapping[str, Any], latest: str = L
     due (`now_ms`) and when it was done (`done_ms`): after a pause the two are days apart.
     """
     report = {"done_ms": time.time_ns() // 1_000_000, **report}
-    directory = os.path.join(state_directory(path), REPORTS)
+    directory = path
     try:
+        directory = os.path.join(state_directory(path), REPORTS)
         _make_private(directory)
         for each in (name, latest):
             _write_whole(os.path.join(directory, each), os.path.join(directory, f".{latest}.new"), report)
@@ -277,8 +283,8 @@ def _is_shared(directory: str) -> bool:
 def alone(path: str, work: str) -> Iterator[None]:
     """Hold the lease for one kind of work. Raises StoreLocked when another process does, NotAStore without a store."""
     broker.open(path, read_only=True).close()
-    directory = os.path.join(state_directory(path), "leases")
     try:
+        directory = os.path.join(state_directory(path), "leases")
         _make_private(directory)
         lease = AppendLock(os.path.join(directory, work))
     except (OSError, BrokerError):  # a store that this user may only read: there is nothing to get in the way of
@@ -299,6 +305,6 @@ def last_report(path: str, latest: str = LATEST) -> dict[str, Any] | None:
     try:
         with open(os.path.join(state_directory(path), REPORTS, latest), encoding="utf-8") as file:
             found = json.load(file)
-    except (OSError, ValueError):
+    except (OSError, ValueError, StoreError):
         return None
     return found if isinstance(found, dict) else None

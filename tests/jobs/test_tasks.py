@@ -346,6 +346,24 @@ def test_nothing_is_written_into_a_store_of_another_program(
     assert list((tmp_path / "state").rglob("verify-latest.json"))
 
 
+def test_a_user_without_a_home_makes_no_directory_of_that_name(
+    golden_copy: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A directory `~` was made wherever the process stood, as of a container's user that no passwd names."""
+    for name in ("CHECKBACK_STATE", "XDG_STATE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    monkeypatch.chdir(tmp_path)
+    path = golden_copy("rocketmq-3.1.5-killed")
+    found = tasks.verify(str(path), now_ms=1)
+    assert (found["records"] > 0, found["report"], last_report(str(path))) == (True, None, None)
+    assert "has no home directory: set CHECKBACK_STATE" in caplog.text
+    assert not (tmp_path / "~").exists()
+
+
 @pytest.mark.parametrize("name", ["rocketmq-3.1.5-killed", "rocketmq-5.3.3-killed"])
 def test_a_take_over_that_is_offered_can_be_done(name: str, golden_copy: Callable[[str], Path]) -> None:
     """In both generations; the report says what was done and who approved it, and there is nothing left to do."""
