@@ -44,7 +44,7 @@ from recovery.verify.record_checks import wrong_times
 from recovery.views.messages.waiting import popped, popped_again, timers
 
 _GENERATIONS = ("none", "state-table", "half-op")  # that this version can go on writing
-_PAGE_BYTES = 4096  # a broker maps its segments, and makes them of whole pages
+_PAGE_BYTES, _ROUND_BYTES = 4096, 1000  # a person sets a size in units of one of them; a copy is cut anywhere
 _REASON = "checkback took the store over and made these files again"
 
 
@@ -204,17 +204,18 @@ def _looked_at(path: str, disk: Disk, found: Survey, *, move: bool, even_short: 
 
 
 def _check_segments(files: StoreFiles) -> None:
-    """Raises CorruptStore when a segment was cut. A segment that is the only one must have whole pages.
+    """Raises CorruptStore when a segment was cut. One that is the only one must have whole pages, or a round size.
 
     An empty file behind the others was being made when its broker was killed.
     """
     size, segments = files.commitlog.segment_size, files.commitlog.segments
     for segment in segments if segments and segments[-1].size else segments[:-1] or segments:
-        if segment.size != size or (len(segments) == 1 and size % _PAGE_BYTES) or not size:
+        is_odd = bool(size % _PAGE_BYTES and size % _ROUND_BYTES)
+        if segment.size != size or (len(segments) == 1 and is_odd) or not size:
             what = f"{segment.size} bytes, the others {size}" if segment.size != size else f"{size} bytes"
             text = f"{segment.path} has {what}: it was cut, for a segment has its size from the start, in whole pages"
-            text = f"{text} of {_PAGE_BYTES} bytes. Nothing was changed. Give it its size again, as the broker's"
-            text = f"{text} mappedFileSizeCommitLog says: truncate -s SIZE {segment.path}"
+            text = f"{text} of {_PAGE_BYTES} bytes or whole thousands. Nothing was changed. Give it its size again, as"
+            text = f"{text} the broker's mappedFileSizeCommitLog says: truncate -s SIZE {segment.path}"
             raise CorruptStore(text, path=segment.path)
 
 

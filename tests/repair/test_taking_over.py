@@ -153,6 +153,22 @@ def test_an_empty_segment_that_its_broker_was_making_is_no_damage(store: Callabl
 
 
 @pytest.mark.usefixtures("is_still")
+def test_a_single_segment_of_a_round_size_was_not_cut(
+    store: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A real broker that was set to 1,000,000 bytes: its segment was to be given its size again, which it had."""
+    path = store(PLAIN)
+    os.truncate(path / "commitlog" / FIRST, 11_000)
+    ran = command(capsys, "recover", path, "--apply", "--broker-is-stopped")
+    assert ran.code == 0, ran.err
+    with broker.open(path, sync="os") as opened:
+        for number in range(8):
+            opened.append(broker.Message("Plain", b"b" * 200, keys=[f"k{number}"]))
+    assert {file.stat().st_size for file in (path / "commitlog").iterdir()} == {11_000}
+    assert verify(path).ok
+
+
+@pytest.mark.usefixtures("is_still")
 def test_a_log_that_is_short_is_taken_over_with_a_word(
     store: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
