@@ -131,6 +131,8 @@ class Connection(asyncio.Protocol):
             self._report(self._held_bytes())
         if now_s - self.active_s > idle_s and not self._unanswered:
             self._close(f"nothing came for {idle_s:g} s")
+            if self._transport is not None:
+                self._transport.abort()  # also one that was to close, and whose last bytes nobody reads
         elif self._splitter.held_bytes and not self._is_paused and now_s - self._frame_since_s > _FRAME_S:
             self._close(f"a frame did not end for {_FRAME_S:g} s")
 
