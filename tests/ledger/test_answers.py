@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from sqlalchemy import URL, create_engine, event, make_url
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from broker.database.ledger_binding import RememberedLedgers, put_binding
+from broker.database.ledger_binding import LEDGER_BINDING, RememberedLedgers, put_binding
 from broker.enlisting.ledger_key import LEDGER_KEY, new_key
 from broker.ledger import COMMITTED, ROLLED_BACK, Ledger, executor
 from broker.transaction.events import TransactionState
 from recovery.checkback.ledgers.database_errors import answer
+from recovery.checkback.ledgers.proof import WrongLedger
 from recovery.checkback.protocol import Outcome
 from tests.backends.shop import BackendShop, announce, save
 from tests.ledger.proven import resolver_of
@@ -103,6 +105,31 @@ def test_keys_below_the_mark_get_no_tombstone(ledger: Ledger, count: int) -> Non
     assert answers[late].outcome is Outcome.ROLLED_BACK, "the mark itself is not below it"
     with ledger.engine.connect() as after:
         assert [row.ledger_key for row in after.execute(ledger.rows.select())] == [late]
+
+
+def test_no_row_goes_from_a_database_that_is_not_the_ledger(ledger: Ledger) -> None:
+    """Nor is anything noted there: its own store would find that its committed transactions are gone."""
+    resolver = resolver_of(ledger, STORE_ID)
+    with ledger.engine.begin() as another:
+        ledger.insert(another, new_key(1000), "shop", STORE_ID)
+        put_binding(executor(another), ledger.bindings_name, replace(ledger.binding(STORE_ID), binding_id="f" * 32))
+    with pytest.raises(WrongLedger):
+        resolver.expire(2000)
+    with ledger.engine.connect() as after:
+        assert len(after.execute(ledger.rows.select()).all()) == 1
+        assert after.execute(ledger.marks.select()).all() == []
+
+
+def test_a_half_message_of_another_ledger_is_neither_looked_up_nor_settled_here(ledger: Ledger) -> None:
+    """That this one has no row says nothing of it; a person would settle it against what its own says."""
+    resolver = resolver_of(ledger, STORE_ID)
+    half: Any = SimpleNamespace(
+        properties={LEDGER_KEY: new_key(1_700_000_000_000), LEDGER_BINDING: "f" * 32}, producer_group="shop"
+    )
+    answers = resolver.peek(half), resolver.settle(half, ROLLED_BACK, "a person")
+    assert [one.outcome for one in answers] == [Outcome.REFUSED] * 2
+    with ledger.engine.connect() as after:
+        assert after.execute(ledger.rows.select()).all() == []
 
 
 _LEFT = {

@@ -41,6 +41,24 @@ def test_the_in_doubt_ones_of_3_are_settled(tmp_path: Path) -> None:
     assert after["committed"] == before["committed"] + 3
 
 
+def test_a_slot_that_names_another_half_message_decides_nothing(tmp_path: Path, each_engine: str) -> None:
+    """A damaged table: what the slot says is of another transaction, and an end would go by that."""
+    with opened(tmp_path, sync="os") as store:
+        half = [store.transactions.prepare(message(), "shop") for _ in range(3)][1]
+        directory = {"state-table": "transaction/statetable", "half-op": "checkback/halfstates"}[each_engine]
+        with (tmp_path / "store" / directory / f"{0:020}").open("r+b") as file:
+            file.seek(24)
+            file.write((half.commitlog_offset + 8).to_bytes(8, "big"))
+        end = store.end_offset
+        for extra in ({}, {WHY: "the row is there"}):
+            for decide in (store.transactions.commit, store.transactions.rollback):
+                with pytest.raises(broker.TransactionError, match="slot 1 of the state table is not its own"):
+                    decide(half, extra_properties=extra)
+        with pytest.raises(broker.TransactionError, match="slot 1 of the state table is not its own"):
+            store.transactions.state(half)
+        assert store.end_offset == end
+
+
 def test_a_table_that_is_swapped_is_seen_at_once(tmp_path: Path, each_engine: str) -> None:
     """By a store that has the old one mapped: a slot that was damaged is in doubt again, and can be ended."""
     with opened(tmp_path, sync="os") as store:
