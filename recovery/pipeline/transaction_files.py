@@ -19,6 +19,7 @@ from recovery.pipeline.joins import PartitionResult
 from recovery.pipeline.splits import SPLIT_BYTES
 from recovery.pipeline.stages import Executor, InspectedLog, inspect_log, join_transactions
 from recovery.pipeline.store_location import LogManifest, filesystem_of
+from recovery.pipeline.transaction_rows import TRANSACTIONS, write_rows
 from recovery.transactions.digest import Digest
 from recovery.transactions.outcomes import STATE_NAMES
 
@@ -98,6 +99,9 @@ def _complete(filesystem: Any, directory: str, results: list[PartitionResult], w
     """Give the files of the tasks their names, and write the manifest."""
     temporary = f"{directory}/{_TEMPORARY}"
     files = [result.file for result in results if result.file is not None]
+    if not files:  # of a directory without any Spark knows no columns, and a query fails
+        files = ["none"]
+        write_rows(f"{_absolute(written.path)}/{_TEMPORARY}/none", TRANSACTIONS.empty_table())
     for number, name in enumerate(files):
         filesystem.move(f"{temporary}/{name}", f"{directory}/part-{number:05}.parquet")
     filesystem.delete_dir(temporary)  # with it, what tasks wrote that Spark then ran again

@@ -13,13 +13,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow.parquet as pq
 import pytest
 
+import broker
 from broker.errors import CorruptStore, StoreError, StoreFull
 from recovery.pipeline import joins
 from recovery.pipeline.in_memory import InMemoryExecutor
 from recovery.pipeline.store_location import StoreLocation
 from recovery.pipeline.transaction_files import write_transaction_files
+from recovery.pipeline.transaction_rows import TRANSACTIONS
 from recovery.spark import transactions, verify, write_transactions
 from recovery.spark.mapping import mapped
 from recovery.spark.progress import watched
@@ -90,6 +93,17 @@ def test_parquet_with_a_manifest(spark: SparkSession, golden: Callable[[str], Pa
     assert json.loads((tmp_path / "out" / "_checkback.json").read_text())["digest"] == report.digest
     with pytest.raises(StoreError, match="is there already"):
         write_transactions(spark, path, out)
+
+
+def test_files_of_a_store_without_transactions_have_their_columns(tmp_path: Path) -> None:
+    """There was no file, so that a query over the directory failed on a quiet day."""
+    path, out = str(tmp_path / "store"), str(tmp_path / "out")
+    with broker.open(path, layout=broker.StoreLayout.small()) as store:
+        store.append(broker.Message("orders", b"plain"))
+    written = write_transaction_files(InMemoryExecutor(), StoreLocation(path).log(), path, out, 0)
+    assert written.transactions["total"] == 0
+    rows = pq.read_table(out)
+    assert (len(rows), rows.schema) == (0, TRANSACTIONS)
 
 
 def test_a_damaged_store_gives_findings_and_no_failed_job(
