@@ -34,6 +34,7 @@ from recovery.scan.store_files import StoreFiles
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".lz4": "lz4"}
 _COPY_BYTES = 4 << 20
+_OF_HADOOP = ("s3a", "s3n")  # what Spark's own readers call it
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +170,10 @@ def filesystem_of(path: str) -> tuple[Any, str]:
     try:
         filesystem, inside = pafs.FileSystem.from_uri(path)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise StoreError(f"{path}: pyarrow cannot reach this file system: {error}", path=path) from error
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        scheme, _, rest = path.partition("://")
+        step = f". Write s3://{rest}" if scheme in _OF_HADOOP else ""
+        raise StoreError(f"{path}: pyarrow cannot reach this file system: {reason}{step}", path=path) from error
     return filesystem, inside
 
 

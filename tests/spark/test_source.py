@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pytest
 
 import broker
-from broker.errors import BrokerError, CorruptStore, NotAStore
+from broker.errors import BrokerError, CorruptStore, NotAStore, StoreError
 from recovery.pipeline.splits import plan
 from recovery.pipeline.store_location import StoreLocation
 from recovery.scan import scan as local_scan
@@ -331,6 +331,12 @@ def test_options_ignore_case_and_are_documented() -> None:
     page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text(encoding="utf-8")
     for name in (*OPTIONS, *spark_schema().fieldNames()):
         assert f"`{name}`" in page, name
+
+
+def test_the_scheme_that_spark_has_for_s3_is_named() -> None:
+    """Its own readers want s3a://, PyArrow knows s3:// alone."""
+    with pytest.raises(StoreError, match=r"Unrecognized filesystem type .*\. Write s3://archive/shop\.store$"):
+        StoreLocation("s3a://archive/shop.store").log()
 
 
 def test_a_wrong_path_is_a_sentence() -> None:
