@@ -131,3 +131,20 @@ def test_a_run_that_waited_behind_a_question_does_not_ask_it_again(
     assert plan.execute(context(dag_run=behind))["question"] == "ask", "a person cleared the run that was rejected"
     behind.run_id, behind.run_type = "asked", "manual"
     assert plan.execute(context(dag_run=behind))["question"] == "ask"
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_run_whose_plan_changed_does_not_have_the_dag_triggered_by_hand(
+    dag: Callable[..., DAG], tmp_path: Path
+) -> None:
+    """It had a second alert, "trigger this DAG again", while it was started again by itself."""
+    in_order: Any = dag("recover_after_crash", path=killed_shop(tmp_path / "shop", orders=1)).get_task("in_order")
+    notes = {("recover", "plan_changed"): True}
+    ti = SimpleNamespace(xcom_pull=lambda task_ids, key: notes.get((task_ids, key)))
+    with pytest.raises(AirflowFailException, match=r"this DAG was started again$"):
+        in_order.execute(context(ti=ti))
+    assert in_order.is_alerted
+    notes.clear()
+    with pytest.raises(AirflowFailException, match=r"failed.*trigger this DAG again$"):
+        in_order.execute(context(ti=ti))
+    assert not in_order.is_alerted

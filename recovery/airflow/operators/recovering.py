@@ -12,6 +12,7 @@ from recovery.airflow.arguments import check, is_true
 from recovery.airflow.operators.approved import (
     ANSWERED,
     ASK,
+    PLAN_CHANGED,
     REJECTED,
     check_approved,
     plan_changed,
@@ -117,14 +118,15 @@ class InOrderOperator(StoreOperator):
 
     `asked_by` is the task of the approval. That a person rejected it is kept with the reports of the store, so that
     nobody is asked again at once. `planned_by` is the task of the plan: where it left the question out, since a person
-    rejected it in another run, that run had its alert, and this one has none.
+    rejected it in another run, that run had its alert, and this one has none. Nor has one whose plan `applied_by` did
+    not carry out, since it was another by then: that task has alerted it, and the DAG is started again.
     """
 
     is_alerted = False  # whether another run has alerted this: `StoreAlert`
 
-    def __init__(self, *, asked_by: str = "", planned_by: str = "", **kwargs: Any) -> None:
+    def __init__(self, *, asked_by: str = "", planned_by: str = "", applied_by: str = "", **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.asked_by, self.planned_by = asked_by, planned_by
+        self.asked_by, self.planned_by, self.applied_by = asked_by, planned_by, applied_by
 
     def execute(self, context: Context) -> None:
         """Raises AirflowFailException."""
@@ -132,13 +134,17 @@ class InOrderOperator(StoreOperator):
 
         if self.asked_by:
             self._keep_rejection(context)
-        if self.planned_by:
-            self.is_alerted = bool(context["ti"].xcom_pull(task_ids=self.planned_by, key=ANSWERED))
-        if crashed(self.store_path()):
-            text = "is as the crash left it: the recovery was rejected, not answered in time, or failed"
-            raise AirflowFailException(
-                f"{self.store_path()} {text}. Check-back does not serve it; trigger this DAG again"
-            )
+        is_answered = self._noted(context, self.planned_by, ANSWERED)
+        is_asked_again = self._noted(context, self.applied_by, PLAN_CHANGED)
+        self.is_alerted = is_answered or is_asked_again
+        if crashed(path := self.store_path()):
+            text, step = "the recovery was rejected, not answered in time, or failed", "trigger this DAG again"
+            if is_asked_again:
+                text, step = "the plan was another one when it was to be carried out", "this DAG was started again"
+            raise AirflowFailException(f"{path} is as the crash left it: {text}. Check-back does not serve it; {step}")
+
+    def _noted(self, context: Context, task_id: str, key: str) -> bool:
+        return bool(task_id and context["ti"].xcom_pull(task_ids=task_id, key=key))
 
     def _keep_rejection(self, context: Context) -> None:
         from recovery.jobs.recovering import keep_rejection

@@ -77,7 +77,7 @@ def make(store: StoreSettings, **overrides: Any) -> DAG:
         )
         check_back = CheckBackOperator(task_id="check_back", **target)
         verify = VerifyOperator(task_id="verify", outlets=[verified(store.name)], **engine_pool(store), **target)
-        asked = {"asked_by": "approve", "planned_by": "plan"}
+        asked = {"asked_by": "approve", "planned_by": "plan", "applied_by": "recover"}
         in_order = InOrderOperator(task_id="in_order", trigger_rule="all_done", **asked, **target)
         plan >> approve >> recover >> verify >> NoFindingsOperator(task_id="no_findings")
         recover >> [check_back, in_order, AskAgainOperator(planned_by="recover")]
