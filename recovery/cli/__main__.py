@@ -11,7 +11,10 @@ def main() -> None:
         from recovery.cli.app import main as run
 
         run()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, RuntimeError) as error:
+        # Python 3.11 makes a RuntimeError of one that comes while a class gets its attributes: in an import, say.
+        if not isinstance(error, KeyboardInterrupt) and not isinstance(error.__cause__, KeyboardInterrupt):
+            raise
         print("checkback: Interrupted.", file=sys.stderr)
         sys.exit(130)
 

@@ -219,6 +219,8 @@ def _sentences() -> Iterator[None]:
     except OSError as error:
         fail(_system_error(error), USAGE)
     except Exception as error:  # noqa: BLE001 - the last resort: nobody sees a traceback unasked
+        if isinstance(error.__cause__, KeyboardInterrupt):  # of Python 3.11, in a class that was being made
+            fail("Interrupted.", INTERRUPTED)
         needed = missing_extra(error) if isinstance(error, ModuleNotFoundError) else None
         if needed is not None:
             fail(needed, USAGE)

@@ -271,11 +271,21 @@ def failing(error: BaseException) -> Callable[..., None]:
     return verify
 
 
+def caused(error: Exception, cause: BaseException) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
 ENDS = {
     "locked": (StoreLocked("the store is locked"), 3, "the store is locked"),
     "corrupt": (CorruptRecord("no magic", commitlog_offset=7, path="/s/x"), 4, "/s/x at CommitLog offset 7: no magic"),
     "refused": (BrokerError("not so"), 2, "not so"),
     "interrupted": (KeyboardInterrupt(), 130, "Interrupted."),
+    "interrupted in a class": (
+        caused(RuntimeError("Error calling __set_name__"), KeyboardInterrupt()),
+        130,
+        "Interrupt",
+    ),
     "full": (OSError(28, "No space left on device", "/var/x"), 2, "/var/x: No space left on device"),
     "memory": (MemoryError(), 70, "not enough memory"),
     "defect": (ZeroDivisionError("oh"), 70, "ZeroDivisionError: oh"),
@@ -325,12 +335,13 @@ def test_ctrl_c_is_one_line(store: Path) -> None:
         assert ran.stderr.read() == "checkback: Interrupted.\n"
 
 
-def test_ctrl_c_while_the_program_loads_is_one_line() -> None:
+@pytest.mark.parametrize("how", ["raise KeyboardInterrupt", "raise RuntimeError('a class') from KeyboardInterrupt()"])
+def test_ctrl_c_while_the_program_loads_is_one_line(how: str) -> None:
     script = (
         "import importlib.abc, sys\n"
         "class Interrupting(importlib.abc.MetaPathFinder):\n"
         "    def find_spec(self, name, path, target=None):\n"
-        "        if name == 'click': raise KeyboardInterrupt\n"
+        f"        if name == 'click': {how}\n"
         "sys.meta_path.insert(0, Interrupting())\n"
         "from recovery.cli.__main__ import main\n"
         "main()\n"
