@@ -23,7 +23,7 @@ _MYSQL_IN_TRANSACTION = 1  # SERVER_STATUS_IN_TRANS of MySQL's protocol
 _MYSQL_ROLLS_BACK = frozenset((1213, 1020, 1206))
 _MYSQL_LOCK_WAIT = 1205
 _UNMOVED = {"schema_translate_map": None}  # one that was set behind the send moves no row
-_PSYCOPG_IN_ERROR = 3  # TransactionStatus.INERROR
+_PSYCOPG_ACTIVE, _PSYCOPG_IN_ERROR = 1, 3  # TransactionStatus.ACTIVE, INERROR
 
 
 def rows_of(ledger: Ledger) -> SqlAlchemyRows:
@@ -146,16 +146,24 @@ def _rows(connection: Connection, statement: Select[Any]) -> Iterable[Sequence[A
 
 
 def check_no_stream(connection: Connection) -> None:
-    """Raises TransactionError while PyMySQL or aiomysql reads a result row by row: a statement of ours would end it.
+    """Raises TransactionError while the driver is in the middle of a statement, which one of ours would meet.
 
-    Without an error: who iterates over it would take what was read for all there is.
+    PyMySQL and aiomysql, which read a result row by row, would end it without an error: who iterates over it would take
+    what was read for all there is. psycopg, in a COPY or `stream()` of its own cursor, would wait without an end.
     """
-    if connection.dialect.name not in _MYSQL:
+    driver = connection.connection.driver_connection
+    if connection.dialect.name in _MYSQL:
+        if getattr(getattr(driver, "_result", None), "unbuffered_active", False):
+            text = "a result is read row by row on the connection (yield_per, stream_results), and a send writes to it"
+            raise TransactionError(
+                f"{text}: send before it, or once all its rows are read, or read it in another session"
+            )
         return
-    result = getattr(connection.connection.driver_connection, "_result", None)
-    if getattr(result, "unbuffered_active", False):
-        text = "a result is read row by row on the connection (yield_per, stream_results), and a send writes to it"
-        raise TransactionError(f"{text}: send before it, or once all its rows are read, or read it in another session")
+    info = getattr(driver, "info", None)
+    is_active = int(getattr(info, "transaction_status", 0)) == _PSYCOPG_ACTIVE
+    if is_active and not getattr(info, "pipeline_status", 0):  # there the answer comes later, and it does not wait
+        text = "the connection is in the middle of a statement (a COPY, stream() of psycopg), and a send writes to it"
+        raise TransactionError(f"{text}: send before it, or when that is done")
 
 
 def in_transaction(connection: Connection) -> bool | None:

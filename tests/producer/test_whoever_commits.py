@@ -9,6 +9,7 @@ import contextlib
 import gc
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
@@ -225,6 +226,32 @@ def test_a_send_ends_no_result_that_is_read_row_by_row(desk: Desk) -> None:
             desk.save(session, number)
         session.commit()
     assert desk.judge() == ({1, 2, 3, 4}, {1, 2, 3, 4})
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_send_in_the_middle_of_a_copy_is_refused(desk: Desk, is_first: bool) -> None:
+    """psycopg waited for the end of the COPY, which waited for the send. Behind a send there is nothing to write."""
+    if desk.engine.dialect.driver != "psycopg":
+        pytest.skip("psycopg's own")
+    desk.next_case()
+    with Session(desk.engine) as session:
+        if not is_first:
+            desk.buy(session, 2)
+        driver: Any = session.connection().connection.driver_connection
+        with driver.cursor().copy("COPY (SELECT 1) TO STDOUT") as rows:
+            if is_first:
+                with pytest.raises(TransactionError, match="in the middle of a statement"):
+                    desk.announce(session, 1)
+            else:
+                desk.announce(session, 1)
+            assert len(list(rows.rows())) == 1
+        desk.save(session, 1)
+        if is_first:
+            with pytest.raises(TransactionError, match="cannot commit"):
+                session.commit()
+        else:
+            session.commit()
+    assert desk.judge() == ((set(), set()) if is_first else ({1, 2}, {1, 2}))
 
 
 @pytest.mark.parametrize("is_first", [False, True])
