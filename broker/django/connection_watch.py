@@ -22,6 +22,7 @@ from django.db.transaction import Atomic
 
 from broker.enlisting.attached_files import check_attached
 from broker.enlisting.enlistment import Branch, Enlistment, LedgerRows
+from broker.enlisting.sqlalchemy_rows import check_not_in_statement
 from broker.errors import TransactionError
 from broker.transaction.events import BY
 from broker.transaction.service import HalfMessageService
@@ -63,7 +64,8 @@ class ConnectionWatch:
 
         So the database itself says which messages a ROLLBACK TO took with it, also one by
         `transaction.savepoint_rollback` or in plain SQL, of which nothing is seen here. Raises TransactionError where
-        SQLite would not commit the row together with the application's, or has no transaction any more.
+        SQLite would not commit the row together with the application's, or has no transaction any more, and inside a
+        COPY of psycopg.
         """
         place, connection = (producer_group, service), self._connection
         if connection.vendor == "sqlite" and connection.in_atomic_block and not connection.connection.in_transaction:
@@ -71,6 +73,7 @@ class ConnectionWatch:
                 "SQLite rolled the transaction back for an error, which was caught (INSERT OR ROLLBACK, a trigger, a "
                 "full disk), with all that the block had saved: let that error leave transaction.atomic()"
             )
+        check_not_in_statement(connection.connection)
         if self._enlistment is None:
             if connection.vendor == "sqlite":
                 check_attached(lambda statement: connection.connection.execute(statement).fetchall())

@@ -159,6 +159,11 @@ def check_no_stream(connection: Connection) -> None:
                 f"{text}: send before it, or once all its rows are read, or read it in another session"
             )
         return
+    check_not_in_statement(driver)
+
+
+def check_not_in_statement(driver: Any) -> None:
+    """Raises TransactionError for a connection of psycopg that is in a COPY or `stream()`; not in a pipeline."""
     info = getattr(driver, "info", None)
     is_active = int(getattr(info, "transaction_status", 0)) == _PSYCOPG_ACTIVE
     if is_active and not getattr(info, "pipeline_status", 0):  # there the answer comes later, and it does not wait

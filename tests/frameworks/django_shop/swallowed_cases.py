@@ -165,3 +165,12 @@ class WhatIsSwallowed(Messages, TransactionTestCase):
                     pass
         assert heard == []
         self.check()
+
+    @on_postgresql
+    def test_a_send_inside_a_copy_is_refused(self) -> None:
+        """psycopg waited for the end of the COPY, which waited for the send."""
+        with pytest.raises(broker.TransactionError, match="in the middle of a statement"), transaction.atomic():
+            order("phone")
+            with connection.cursor() as cursor, cursor.copy("COPY (SELECT 1) TO STDOUT"):
+                producer().send(broker.Message("orders", b"x"))
+        self.check()
