@@ -19,7 +19,7 @@ from broker.enlisting.ledger_key import LEDGER_KEY, new_key
 from broker.ledger import COMMITTED, ROLLED_BACK, Ledger, executor
 from broker.transaction.events import TransactionState
 from recovery.checkback.ledgers.database_errors import answer
-from recovery.checkback.ledgers.proof import WrongLedger
+from recovery.checkback.ledgers.proof import CommittedKey, WrongLedger
 from recovery.checkback.protocol import Outcome
 from tests.backends.shop import BackendShop, announce, save
 from tests.ledger.proven import resolver_of
@@ -105,6 +105,17 @@ def test_keys_below_the_mark_get_no_tombstone(ledger: Ledger, count: int) -> Non
     assert answers[late].outcome is Outcome.ROLLED_BACK, "the mark itself is not below it"
     with ledger.engine.connect() as after:
         assert [row.ledger_key for row in after.execute(ledger.rows.select())] == [late]
+
+
+def test_a_tombstone_is_not_the_row_of_a_transaction_that_the_store_knows_as_committed(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an old copy has it where check-back went on with it: that it has a row proves nothing."""
+    resolver, key = resolver_of(ledger, STORE_ID), new_key(1_700_000_000_000)
+    assert resolver.answers({key: "shop"})[key].outcome is Outcome.ROLLED_BACK
+    monkeypatch.setattr(resolver._evidence, "committed", lambda _: [CommittedKey(key, 0)])
+    with pytest.raises(WrongLedger, match="lacks 1 of the last 1 committed transactions"):
+        resolver.binding_id()
 
 
 def test_no_row_goes_from_a_database_that_is_not_the_ledger(ledger: Ledger) -> None:
