@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from broker.format import properties as names
-from broker.format.consumequeue import EXT_ADDRESS_MAX, Unit
+from broker.format.consumequeue import Unit
 from broker.format.java import string_hash
 from broker.format.redolog import PREPARED_TAG
 from broker.format.statetable import Slot
@@ -27,6 +27,7 @@ from recovery.scan.store_files import StoreFiles
 from recovery.scan.strings import java_hashes
 from recovery.scan.units import Ints, Rows
 from recovery.transactions.events import Names
+from recovery.verify.consume_queues import delays_of, possible_due_times
 from recovery.verify.kinds.batch_queues import BatchQueueName, BatchRun, batch_runs
 from recovery.verify.kinds.light_queues import further_queues
 from recovery.verify.kinds.queue_ext import queue_ext_of
@@ -159,16 +160,14 @@ def keep_live_tags(run: QueueRun, files: StoreFiles) -> None:
 def _set_due_times(run: QueueRun, live: Rows) -> None:
     """A message that waits for a delay level has the time at which it is due in place of a tags code.
 
-    What the live unit says is kept where it is about this record. Elsewhere, and where it names a place in the
-    ConsumeQueueExt that says nothing, the queue's usual delay is taken, or RocketMQ's.
+    What the live unit says is kept where it is about this record, which may be due then. Elsewhere, and where it names
+    a place in the ConsumeQueueExt that says nothing, the queue's usual delay is taken, or RocketMQ's.
     RocketMQ: CommitLog.checkMessageAndReturnSize (5.3.3).
     """
-    rows = run.units
-    levels = run.records.property(names.DELAY).to_pylist()
-    waits = np.array([level is not None and level.isdigit() for level in levels], np.bool_)
+    rows, delays = run.units, delays_of(run.records)
+    waits, stored_ms = delays.waits, delays.stored_ms
     is_same = (live["commitlog_offset"] == rows["commitlog_offset"]) & (live["size"] == rows["size"]) & waits
-    is_same &= live["tags_code"] > EXT_ADDRESS_MAX
-    stored_ms = run.records.field("store_timestamp_ms")
+    is_same &= possible_due_times(live["tags_code"], delays)
     waited_ms = deliver_time_ms(run.queue_id + 1, 0)
     if is_same.any():
         waited_ms = int(np.median((live["tags_code"] - stored_ms)[is_same]))

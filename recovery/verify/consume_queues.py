@@ -119,7 +119,7 @@ class QueueComparison:
         for run in np.split(order, cuts):
             queue = self._queue(kinds.topics[codes[run[0]]], int(queue_ids[run[0]]))
             if queue is not None:
-                delays = _delays(part.take(run)) if scheduled[run[0]] else None
+                delays = delays_of(part.take(run)) if scheduled[run[0]] else None
                 if delays is not None and self._defers_delayed:
                     self.deferred.append(DelayedRecords(queue.topic, queue.queue_id, pick(expected, run), delays))
                 else:
@@ -271,7 +271,7 @@ class QueueComparison:
         self._findings.add(Finding(kind, commitlog_offset, text, file, {**place, **facts}))
 
 
-def _delays(records: Records) -> Delays:
+def delays_of(records: Records) -> Delays:
     """Which records of the schedule topic wait for a delay level: their unit holds when they are due, not a hash.
 
     Quirk (3.1.4): the due time is reckoned from a clock reading a moment apart from the record's store time.
@@ -281,20 +281,27 @@ def _delays(records: Records) -> Delays:
     return Delays(waits, records.field("store_timestamp_ms"), np.where(exact, 0, _CLOCK_READINGS_APART_MS))
 
 
-def _expect_due_times(expected: Rows, units: Rows, delays: Delays) -> None:
-    """In the schedule topic, expect the store time plus the queue's delay.
+def possible_due_times(tags_codes: Ints, delays: Delays) -> npt.NDArray[np.bool_]:
+    """Which of these say a time at which their record may be due: a level waits for whole seconds, of any number.
 
-    How long a level waits is the broker's configuration (messageDelayLevel), so the delay is what the units of the
-    queue say themselves. It is written in whole seconds at least, which decides for a queue of one unit, too.
+    Levels are the broker's configuration (messageDelayLevel), which may have been another when a unit was written.
     RocketMQ: CommitLog.checkMessageAndReturnSize, DefaultMessageStore.parseDelayLevel (5.3.3).
+    """
+    waited, exact = tags_codes - delays.stored_ms, delays.tolerance_ms == 0
+    return np.asarray((waited >= -delays.tolerance_ms) & (waited <= LONGEST_DELAY_MS) & (~exact | (waited % 1000 == 0)))
+
+
+def _expect_due_times(expected: Rows, units: Rows, delays: Delays) -> None:
+    """In the schedule topic, expect what the unit says where it may be due then; else the store time plus a delay.
+
+    Where the clock reading is not known, the delay must be that of most units of the queue.
     """
     if not delays.waits.any():
         return
     waited = units["tags_code"] - delays.stored_ms
     usual = int(np.median(waited[delays.waits]))
-    near = delays.waits & (np.abs(waited - usual) <= delays.tolerance_ms)
-    exact = delays.tolerance_ms == 0
-    possible = (waited >= -delays.tolerance_ms) & (waited <= LONGEST_DELAY_MS) & (~exact | (waited % 1000 == 0))
-    due = np.where(near, units["tags_code"], delays.stored_ms + usual)
+    possible = possible_due_times(units["tags_code"], delays)
+    right = (delays.tolerance_ms == 0) | (np.abs(waited - usual) <= delays.tolerance_ms)
+    due = np.where(right, units["tags_code"], delays.stored_ms + usual)
     due = np.where(possible, due, ~units["tags_code"])  # whatever is expected, it is not what the unit says
     expected["tags_code"] = np.where(delays.waits, due, expected["tags_code"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tracemalloc
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from broker.format.consumequeue import Unit
 from broker.format.index import SLOT_SIZE, IndexHeader, IndexItem, file_size, item_at, slot_at
 from broker.store.disk.files import Disk, Missing
 from recovery.findings import Finding, Findings
+from recovery.rebuild.rebuilder import rebuild
 from recovery.scan.store_files import StoreFiles
 from recovery.verify.index_files import open_index
 from recovery.verify.verifier import verify
@@ -155,3 +157,22 @@ def test_a_queue_that_is_not_there_is_missed_where_no_other_began_again(tmp_path
     queue = tmp_path / "store/consumequeue/OrderTopic/0" / FIRST
     queue.write_bytes(Unit(places[0], places[1], 0).pack().ljust(200, b"\0"))
     assert {one.facts["queue_id"] for one in findings_of(tmp_path / "store")} == {0, 1}
+
+
+# Settings of a broker that were changed
+
+
+def test_delay_levels_that_were_set_otherwise(golden_copy: Callable[[str], Path], tmp_path: Path) -> None:
+    """verify said of the units from before that they state another time, and rebuild kept a damaged time."""
+    (tmp_path / "kinds").mkdir()
+    path = golden_copy("kinds/rocketmq-5.5.0-clean")
+    queue = path / "consumequeue" / "SCHEDULE_TOPIC_XXXX" / "0" / FIRST
+    raw = bytearray(queue.read_bytes())
+    unit = Unit.unpack_from(raw)
+    for later_ms, found in ((280_000, 0), (1 << 20, 1)):
+        raw[: Unit.SIZE] = replace(unit, tags_code=unit.tags_code + later_ms).pack()
+        queue.write_bytes(raw)
+        report = verify(path)
+        assert report.findings.counts["queue-missing"] == found
+        assert comparable(verify_inline(str(path), 4000)) == comparable(report)
+        assert len(rebuild(path).differences) == found
