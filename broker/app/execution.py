@@ -214,12 +214,8 @@ class Execution:
                     settlement.fail(message, error)
                     return True
                 settlement.error = error
-                _log.warning(
-                    "%s waits, since its database did not answer: %s",
-                    handler.name,
-                    " ".join(str(error).split())[:300],
-                    extra=event("database-away", **_about(message, settlement.group)),
-                )
+                text, about = f"{handler.name} waits, since {_away(error)}", _about(message, settlement.group)
+                _log.warning("%s", text, extra=event("database-away", **about))
                 return False
             if not has_session and not (self._stopping.is_set() and isinstance(error, CancelledError)):
                 settlement.fail(message, error)
@@ -292,6 +288,14 @@ def _check_result(handler: Handler, result: object) -> None:
         result.close()  # else Python warns of it later, elsewhere
     text = f"{handler.name} returned a {type(result).__name__}, which nobody runs, so the message was not processed"
     raise BrokerError(f"{text}: declare it with async def and await, without yield, and its decorators, too")
+
+
+def _away(error: Exception) -> str:
+    """Why a transaction did not begin; of asyncio's own words the end alone says it, behind all that a task is."""
+    if isinstance(error, RuntimeError) and "different loop" in str(error):
+        text = "the pool of its async_engine gave it a connection of another event loop than that of the handlers"
+        return f"{text}: make the engine with poolclass=NullPool"
+    return f"its database did not answer: {' '.join(str(error).split())[:300]}"
 
 
 def _about(message: ReceivedMessage, group: str) -> dict[str, Any]:

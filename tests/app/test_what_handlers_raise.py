@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import URL
+from sqlalchemy import URL, event
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
@@ -307,3 +307,32 @@ def test_stopping_does_not_wait_for_what_cannot_be_cancelled(
         assert not workers.stop(0.1)
         assert time.monotonic() - begun_s < 10
         go.append(True)
+
+
+def test_a_pool_that_serves_another_event_loop_is_named(
+    tmp_path: Path, sqlite_url: URL, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of a web server with the workers in its lifespan: the log said that the database did not answer."""
+    monkeypatch.setattr("broker.app.execution._WAITS_S", [0.01] * 1000)
+    async_engine, met = async_engine_of(sqlite_url), list[object]()
+
+    def fail_once(connection: object) -> None:
+        met.append(connection)
+        if len(met) == 1:
+            raise RuntimeError(
+                f"Task <{'Task pending ' * 40}> got Future <Future pending> attached to a different loop"
+            )
+
+    event.listen(async_engine.sync_engine, "begin", fail_once)
+    with shop_app(tmp_path, sqlite_url, async_engine=async_engine) as app:
+
+        @app.on("orders", group="billing")
+        async def charge(placed: Placed, session: AsyncSession) -> None:
+            session.add(Charge(order_id=placed.order_id))
+
+        place(app, "lamp")
+        with app.workers():
+            until(lambda: charged(app.engine))
+        assert "waits, since the pool of its async_engine gave it a connection of another event loop" in caplog.text
+        assert app.engine is not None
+        app.engine.dispose()
