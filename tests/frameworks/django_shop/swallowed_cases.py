@@ -166,7 +166,7 @@ class WhatIsSwallowed(Messages, TransactionTestCase):
         assert heard == []
         self.check()
 
-    @on_postgresql
+    @skipUnless(connection.vendor == "postgresql", "another database than PostgreSQL")
     def test_a_send_inside_a_copy_is_refused(self) -> None:
         """psycopg waited for the end of the COPY, which waited for the send."""
         with pytest.raises(broker.TransactionError, match="in the middle of a statement"), transaction.atomic():
