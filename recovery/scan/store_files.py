@@ -68,7 +68,7 @@ class StoreFiles:
         self.rocksdb = queue_database(paths, directory.disk)  # of queues, in place of files or beside them
         self.has_redo_log = self.engine == STATE_TABLE and self._is_directory(paths.redo_log)
         self.has_state_table = self._is_directory(self.table)
-        self.index = self._numbered(paths.index) if self.has_index else []
+        self._index = self._numbered(paths.index) if self.has_index else []
         layout = read_layout(directory.disk, paths)  # of a store of ours
         self.index_counts = (layout.index_slots, layout.index_items) if layout is not None else None
         topics = self._known_topics()
@@ -82,6 +82,11 @@ class StoreFiles:
         text, disk = given_path(path), Disk()
         check_is_store(text, disk)
         return cls(StoreDirectory(text, disk), watermark)
+
+    @cached_property
+    def index(self) -> list[Segment]:
+        """The files of the index that were there, in the order of the log. It reads the head of each."""
+        return in_log_order(self._index)
 
     @cached_property
     def rocksdb_queues(self) -> RocksDBQueues | None:
@@ -102,13 +107,13 @@ class StoreFiles:
             return []
 
     def _numbered(self, directory: str) -> list[Segment]:
-        """The files of the index, in the order of the log."""
+        """The files of the index, as they are named."""
         entries = [entry for entry in self._entries(directory) if entry.is_file and entry.name.isdecimal()]
         counts = self.watermark.counts if self.watermark is not None else None
         if counts is not None:  # a file behind the one in use was only begun
             entries = [entry for entry in entries if int(entry.name) <= counts.index]
         files = self._directory.files
-        return in_log_order([Segment(int(one.name), one.size, one.path, one.inode, files) for one in entries])
+        return [Segment(int(one.name), one.size, one.path, one.inode, files) for one in entries]
 
     def _known_topics(self) -> Mapping[str, config.TopicConfig] | None:
         """The topics of topics.json, or of the RocksDB in its place; None when it cannot be read."""
@@ -124,8 +129,8 @@ class StoreFiles:
         return self._directory.log_segments(self.log_directories).listing(fresh=True)
 
     def index_now(self) -> list[Segment]:
-        """The files of the index as they are by now."""
-        return self._numbered(self._directory.paths.index)
+        """The files of the index as they are by now, in the order of the log."""
+        return in_log_order(self._numbered(self._directory.paths.index))
 
     def commitlog_file(self, commitlog_offset: int) -> str:
         """The path of the segment that holds an offset, or would."""
