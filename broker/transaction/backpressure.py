@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from shlex import quote
 
 from broker.errors import BrokerError, NotPermitted
 from broker.store.disk.thread_lock import ThreadLock
@@ -42,7 +43,8 @@ class InDoubtLimit:
                 self._counted_s = time.monotonic()
             if self._counted >= self._most:
                 text = f"{self._counted} transactions are in doubt in {self._path}, which takes at most {self._most}"
-                step = f"check-back does not keep up: run `checkback check-back {self._path}`, and look at its ledger"
+                step = f"run `checkback check-back {quote(self._path)}`, and look at its ledger"
+                step = f"check-back does not keep up: {step}"
                 raise NotPermitted(f"{text} (in_doubt_max): the message was not stored; {step}", code="SYSTEM_BUSY")
             self._since += 1
             return True

@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 from functools import lru_cache
+from shlex import quote
 from typing import SupportsIndex, cast
 
 from broker.errors import AlreadyEnded, MessageRejected, TransactionError, shown
@@ -88,7 +89,7 @@ def held_state(half: Reference, state: int, path: str) -> TransactionState:
         return TransactionState(state)
     except ValueError:
         text = f"slot {half.slot} of {path}, which is of the half message at CommitLog offset {half.commitlog_offset}"
-        text = f"{text}, holds the state {state}: it is damaged. Run: checkback rebuild {path}"
+        text = f"{text}, holds the state {state}: it is damaged. Run: checkback rebuild {quote(path)}"
         raise TransactionError(text, message_id=id_of(half)) from None
 
 

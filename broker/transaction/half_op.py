@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from shlex import quote
 
 from broker.errors import MessageRejected, TransactionError
 from broker.format.statetable import RENEWED
@@ -72,7 +73,9 @@ class HalfOpService(StateTableService):
                 if found.producer_group == known.producer_group:
                     return found.reference
         text = f"the half message at CommitLog offset {known.commitlog_offset} was stored again by its broker, and the"
-        raise TransactionError(f"{text} index does not say where: run checkback rebuild {self._store.path} --apply")
+        raise TransactionError(
+            f"{text} index does not say where: run checkback rebuild {quote(self._store.path)} --apply"
+        )
 
     # Park
 

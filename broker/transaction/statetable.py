@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from itertools import islice
+from shlex import quote
 
 from broker.errors import CorruptRecord, CorruptStore, TransactionError
 from broker.format import properties as names
@@ -223,7 +224,7 @@ class StateTableService(TransactionalMessageService):
             commitlog_offset, _, _, _, state = _unpack_slot(view, at)
             if commitlog_offset == half.commitlog_offset:
                 return int(state)
-        reason = f"slot {slot} of the state table is not its own: run checkback verify {self._writer.path}"
+        reason = f"slot {slot} of the state table is not its own: run checkback verify {quote(self._writer.path)}"
         raise wrong_half(half, reason)
 
     def _ended_before(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from shlex import quote
 from typing import Any
 
 from broker.enlisting.ledger_key import LEDGER_KEY
@@ -87,7 +88,9 @@ def find(store: LiveStore, ids: Sequence[str]) -> list[Half]:
         if not named and damaged:
             raise damaged[0]
         if not named:
-            raise TransactionError(f"{one}: no half message in doubt is named so. See: checkback pending {store.path}")
+            raise TransactionError(
+                f"{one}: no half message in doubt is named so. See: checkback pending {quote(store.path)}"
+            )
         found.update((half.commitlog_offset, half) for half in named)
     return list(found.values())
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from shlex import quote
 from typing import Any
 
 import broker
@@ -258,7 +259,7 @@ def _check_no_ledger(store: broker.LiveStore, half: broker.Half, decision: str) 
     """Raises TransactionError where a ledger has the say: nobody reads its row here, or puts a tombstone there."""
     in_doubt = (TransactionState.PREPARED, TransactionState.PARKED)
     if LEDGER_KEY in half.properties and store.transactions.state(half) in in_doubt:
-        step = f"checkback resolve {store.path} {half.commitlog_offset} --{decision} --why TEXT --ledger URL"
+        step = f"checkback resolve {quote(store.path)} {half.commitlog_offset} --{decision} --why TEXT --ledger URL"
         text = f"the outcome of the transaction at CommitLog offset {half.commitlog_offset} is in a ledger"
         raise TransactionError(f"{text}, which is asked first: {step}; or, if it is lost, --without-ledger")
 
@@ -281,5 +282,5 @@ def find_half(store: broker.LiveStore, name: str) -> broker.Half:
         if damaged:
             raise damaged[0] from None
         text = f"{name!r} is not a CommitLog offset, and no half message has it as unique key or message id"
-        raise TransactionError(f"{text}. List what is in doubt: checkback pending {store.path}") from None
+        raise TransactionError(f"{text}. List what is in doubt: checkback pending {quote(store.path)}") from None
     return store.transactions.half(commitlog_offset)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from enum import StrEnum
+from shlex import quote
 from typing import Annotated
 
 from recovery.cli.declaration import Argument, BadParameter, Option, VerbGroup
@@ -83,7 +84,7 @@ def tail(
         except ValueError as error:
             raise BadParameter(str(error), param_hint="--from") from None
     if not sending.has_topic(store, topic):
-        more = "waiting for it" if follow else f"see those that it has with: checkback topic {store}"
+        more = "waiting for it" if follow else f"see those that it has with: checkback topic {quote(store)}"
         warn(f"{store} has no topic {topic}: {more}")
     messages = sending.tail(store, topic, begin, last=lines, follow=follow)
     if as_json and not follow:
@@ -122,7 +123,7 @@ def topic(
         return
     found = [sending.topic_json(one) for one in sending.topics(store) if name in (None, one.name)]
     if name is not None and not found:
-        fail(f"{store} has no topic {name}. Create it: checkback topic {store} {name} --create", FINDINGS)
+        fail(f"{store} has no topic {name}. Create it: checkback topic {quote(store)} {quote(name)} --create", FINDINGS)
     if as_json:
         print_json_list(found) if name is None else print_json(found[0])
     else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from shlex import quote
 from typing import NamedTuple, Self
 
 import broker
@@ -60,7 +61,7 @@ class StoreContents:
         if file is None:
             self._store.close()
             text = f"{self.path} was not written by checkback, so it belongs to a broker of its own: nothing to move"
-            step = f"To take it over first: checkback recover {self.path} --apply --broker-is-stopped"
+            step = f"To take it over first: checkback recover {quote(self.path)} --apply --broker-is-stopped"
             raise StoreError(f"{text}. {step}", path=self.path)
         self.store_id = file.store_id
 
@@ -105,7 +106,7 @@ class StoreContents:
             if record is None:
                 where = f"{self.path}: {queue.topic}, queue {queue.queue_id}"
                 text = f"{where}, has no message at queue offset {queue_offset}"
-                raise StoreError(f"{text}. Run: checkback verify {self.path}", path=self.path)
+                raise StoreError(f"{text}. Run: checkback verify {quote(self.path)}", path=self.path)
             yield queue_offset, record
 
     def large(self, size: int) -> Iterator[Record]:
@@ -152,7 +153,7 @@ class StoreContents:
             )
         if pending.damages:
             text = f"{self.path}: the log is damaged, so what is in doubt is not known"
-            raise StoreError(f"{text}. Run: checkback verify {self.path}", path=self.path)
+            raise StoreError(f"{text}. Run: checkback verify {quote(self.path)}", path=self.path)
         return found
 
     def record(self, commitlog_offset: int) -> Record:

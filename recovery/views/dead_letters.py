@@ -14,6 +14,7 @@ import os
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from shlex import quote
 from typing import Any
 
 from broker.consuming.redelivery import resent
@@ -163,7 +164,8 @@ def _resend(store: LiveStore, group: str, ids: Collection[str]) -> list[DeadLett
     for one in ids:
         if one not in known:
             raise BrokerError(
-                f"{one} is not a dead letter of group {group}. List them: checkback dlq {store.path} {group}"
+                f"{one} is not a dead letter of group {group}. List them: "
+                f"checkback dlq {quote(store.path)} {quote(group)}"
             )
     chosen = [one for one in letters if not ids or one.message_id in ids or one.unique_key in ids]
     sent = [one for one in chosen if not one.resent]

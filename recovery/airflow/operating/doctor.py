@@ -16,6 +16,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
+from shlex import quote
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -209,7 +210,7 @@ def _copy(store: StoreSettings, path: str) -> Iterator[Examined]:
     elif found is not None and found.is_followed:
         yield Examined(OK, f"{store.name} follows {found.master}")
     elif found is not None:
-        step = f"start `checkback follow {found.master} {path}`, where its files are"
+        step = f"start `checkback follow {found.master} {quote(path)}`, where its files are"
         yield Examined(WARN, f"{store.name}: nobody follows {found.master} now", step)
 
 

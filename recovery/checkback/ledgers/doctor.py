@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from shlex import quote
 from typing import Any
 
 from sqlalchemy import select
@@ -154,7 +155,7 @@ def _of_halves(store: LiveStore, facts: LedgerFacts) -> Iterator[LedgerCheck]:
         yield LedgerCheck("without a binding", False, f"{old} half messages in doubt name no binding", step)
     if damaged:
         text = f"half messages in doubt that cannot be read: {len(damaged)}, and no ledger row is removed. {damaged[0]}"
-        yield LedgerCheck("damage", False, text, f"checkback verify {store.path}")
+        yield LedgerCheck("damage", False, text, f"checkback verify {quote(store.path)}")
 
 
 def _named_in_doubt(store: LiveStore, damaged: list[CorruptStore] | None = None) -> Counter[str]:
