@@ -70,6 +70,16 @@ def test_what_a_group_has_not_acknowledged_stays(store: broker.LiveStore) -> Non
     assert verify(store.path).ok
 
 
+def test_of_several_that_wait_the_one_that_is_farthest_behind_decides(store: broker.LiveStore) -> None:
+    send(store, range(60))
+    assert take(store, "slow", 45) == list(range(45))
+    assert take(store, "slowest", 15) == list(range(15))
+    done = store.retain(NOW, now_ms=later_ms())
+    assert ["slowest" in pin.text for pin in done.pins] == [True, False]
+    assert done.unread_gone == 0
+    assert take(store, "slowest", 99) == list(range(15, 60))
+
+
 def test_what_is_not_acknowledged_in_between_stays(store: broker.LiveStore) -> None:
     """One message in hand keeps all behind it, acknowledged as they are; a store may be opened anew meanwhile."""
     send(store, range(40))
