@@ -77,6 +77,8 @@ class Lines(logging.Handler):
         try:
             line = f"{self.format(record)}\n"
             with self._changed:
+                if sys.stderr is None:  # it was closed before the process began
+                    return
                 if not self._lines and not self._is_writing and _is_taken_at_once(sys.stderr, line):
                     _write(sys.stderr, line)
                 else:
