@@ -281,11 +281,7 @@ ENDS = {
     "corrupt": (CorruptRecord("no magic", commitlog_offset=7, path="/s/x"), 4, "/s/x at CommitLog offset 7: no magic"),
     "refused": (BrokerError("not so"), 2, "not so"),
     "interrupted": (KeyboardInterrupt(), 130, "Interrupted."),
-    "interrupted in a class": (
-        caused(RuntimeError("Error calling __set_name__"), KeyboardInterrupt()),
-        130,
-        "Interrupt",
-    ),
+    "interrupted in a class": (caused(RuntimeError("in a class"), KeyboardInterrupt()), 130, "Interrupted."),
     "full": (OSError(28, "No space left on device", "/var/x"), 2, "/var/x: No space left on device"),
     "memory": (MemoryError(), 70, "not enough memory"),
     "defect": (ZeroDivisionError("oh"), 70, "ZeroDivisionError: oh"),
