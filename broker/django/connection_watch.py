@@ -146,7 +146,7 @@ class ConnectionWatch:
         """
         self._savepoint_rollback(sid)
         caller, within = sys._getframe(1), self._savepoints()  # noqa: SLF001 - Django passes nothing on
-        is_manual = not _is_block(caller)
+        is_manual = _block_that_ends(caller) is None
         undone = [one for one in self._failures if sid in one[0] or (is_manual and one[0][: len(within)] == within)]
         self._failures = [one for one in self._failures if one not in undone]
         if undone and _ends_without_error(caller):
@@ -176,9 +176,14 @@ class ConnectionWatch:
             self.close()
 
 
-def _is_block(caller: FrameType) -> bool:
-    """Whether the caller of a rollback is the end of an `atomic()` block."""
-    return caller.f_code is Atomic.__exit__.__code__
+def _block_that_ends(caller: FrameType) -> Atomic | None:
+    """The `atomic()` block whose end, Django's `Atomic.__exit__`, is the caller of a rollback.
+
+    By its name: a package may have another one in its place, as django-cacheops does, which calls it.
+    """
+    code = caller.f_code
+    block = caller.f_locals.get(code.co_varnames[0]) if code.co_name == "__exit__" else None
+    return block if isinstance(block, Atomic) else None
 
 
 def _ends_without_error(caller: FrameType) -> bool:
@@ -186,10 +191,10 @@ def _ends_without_error(caller: FrameType) -> bool:
 
     Django passes nothing on of how the block is left, and `sys.exc_info()` may have an error that is handled around it.
     """
-    if not _is_block(caller):
+    block = _block_that_ends(caller)
+    if block is None or block._from_testcase:  # noqa: SLF001 - Django's `durable` asks it, too
         return False
-    block, error_type = (caller.f_locals[name] for name in caller.f_code.co_varnames[:2])
-    return error_type is None and not block._from_testcase  # noqa: SLF001 - Django's `durable` asks it, too
+    return caller.f_locals[caller.f_code.co_varnames[1]] is None
 
 
 def _swallowed(failure: BaseException, what: str) -> TransactionError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext, suppress
-from typing import cast
+from typing import Any, cast
 from unittest import mock, skipUnless
 
 import pytest
@@ -111,6 +111,25 @@ class WhatIsSwallowed(Messages, TransactionTestCase):
             order("gift")
             transaction.set_rollback(True)
         self.check("phone")
+
+    def test_a_swallowed_error_is_raised_again_where_a_package_replaced_the_end_of_blocks(self) -> None:
+        """As django-cacheops does: the order was nowhere without a word."""
+        end = transaction.Atomic.__exit__
+
+        def replaced(block: transaction.Atomic, *error: Any) -> None:
+            end(block, *error)
+
+        for outer in (nullcontext(), transaction.atomic()):
+            with (
+                mock.patch.object(transaction.Atomic, "__exit__", replaced),
+                pytest.raises(broker.TransactionError, match="was saved"),
+                outer,
+                transaction.atomic(),
+            ):
+                order("phone")
+                with suppress(broker.TransactionError):
+                    producer().send(broker.Message("nowhere", b"x"))
+        self.check()
 
     def test_a_mark_that_was_lifted_without_a_savepoint_saves_nothing(self) -> None:
         """The order was saved alone, outside and inside a block of its own."""
