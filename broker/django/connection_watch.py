@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import DatabaseError, Error, InternalError
 from django.db.transaction import Atomic
@@ -31,13 +31,21 @@ _ATTRIBUTE = "_checkback_watch"
 _places = itertools.count(1)
 
 
+class _FailedSend(NamedTuple):
+    """One that the block must not commit past."""
+
+    savepoints: list[str]  # of the blocks around it, from the outermost on
+    made: int  # savepoints that the connection had made by then
+    error: BaseException
+
+
 class ConnectionWatch:
     """The messages of the transaction that a connection is in. Belongs to one thread, as the connection does."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         self._enlistment: Enlistment | None = None
-        self._failures: list[tuple[list[str], BaseException]] = []  # of sends, each with the savepoints around it
+        self._failures: list[_FailedSend] = []
         self._commit, self._rollback, self._close = connection.commit, connection.rollback, connection.close
         self._savepoint_rollback = connection.savepoint_rollback
         connection.commit, connection.rollback, connection.close = self.commit, self.rollback, self.close
@@ -56,7 +64,7 @@ class ConnectionWatch:
             if connection.in_atomic_block:
                 connection.set_rollback(True)
                 connection.rollback_exc = error
-                self._failures.append((self._savepoints(), error))
+                self._failures.append(_FailedSend(self._savepoints(), connection.savepoint_state, error))
             raise
 
     def branch(self, rows: LedgerRows, producer_group: str, service: HalfMessageService, *, store_id: str) -> Branch:
@@ -98,7 +106,7 @@ class ConnectionWatch:
     def commit(self) -> None:
         """See that the rows are in place, COMMIT, end the messages."""
         if self._failures:  # `set_rollback(False)` took Django's mark away
-            _, failure = self._failures[0]
+            failure = self._failures[0].error
             self._roll_back_at_once()
             raise _swallowed(failure, "nothing was saved") from failure
         enlistment = self._enlistment
@@ -136,7 +144,7 @@ class ConnectionWatch:
                 self._enlistment = None
                 self._rollback()  # PostgreSQL: asking the ledger began a transaction
         if failures and _ends_without_error(sys._getframe(1)):  # noqa: SLF001
-            _, failure = failures[0]
+            failure = failures[0].error
             raise _swallowed(failure, "nothing was saved") from failure
 
     def savepoint_rollback(self, sid: str) -> None:
@@ -146,11 +154,15 @@ class ConnectionWatch:
         """
         self._savepoint_rollback(sid)
         caller, within = sys._getframe(1), self._savepoints()  # noqa: SLF001 - Django passes nothing on
-        is_manual = _block_that_ends(caller) is None
-        undone = [one for one in self._failures if sid in one[0] or (is_manual and one[0][: len(within)] == within)]
+        is_manual, number = _block_that_ends(caller) is None, _number(sid)
+        undone = [
+            one
+            for one in self._failures
+            if sid in one.savepoints or (is_manual and number <= one.made and one.savepoints[: len(within)] == within)
+        ]
         self._failures = [one for one in self._failures if one not in undone]
         if undone and _ends_without_error(caller):
-            _, failure = undone[0]
+            failure = undone[0].error
             raise _swallowed(failure, "nothing of the inner transaction.atomic() was saved") from failure
 
     def _savepoints(self) -> list[str]:
@@ -174,6 +186,12 @@ class ConnectionWatch:
             self.rollback()
         except Error:
             self.close()
+
+
+def _number(savepoint: str) -> int:
+    """Which of its connection's savepoints it is, by the name that Django gave it; 0 for another name."""
+    digits = savepoint.rpartition("_x")[2]
+    return int(digits) if digits.isdecimal() else 0
 
 
 def _block_that_ends(caller: FrameType) -> Atomic | None:

@@ -131,6 +131,16 @@ class WhatIsSwallowed(Messages, TransactionTestCase):
                     producer().send(broker.Message("nowhere", b"x"))
         self.check()
 
+    def test_a_savepoint_behind_a_failed_send_takes_nothing_back(self) -> None:
+        """The order, from before it, was saved alone."""
+        with pytest.raises(broker.TransactionError, match="nothing was saved"), transaction.atomic():
+            order("phone")
+            with suppress(broker.TransactionError):
+                producer().send(broker.Message("nowhere", b"x"))
+            transaction.set_rollback(False)
+            transaction.savepoint_rollback(savepoint_create())
+        self.check()
+
     def test_a_mark_that_was_lifted_without_a_savepoint_saves_nothing(self) -> None:
         """The order was saved alone, outside and inside a block of its own."""
         for inner in (nullcontext(), transaction.atomic(), transaction.atomic(savepoint=False)):
