@@ -295,8 +295,16 @@ def doom_connection(target: object) -> None:
     """After a send that was refused: where it names a plain connection, what that is in can only be rolled back."""
     with contextlib.suppress(Exception):  # the send's own error says more
         driver = driver_of(target)
-        if driver is not None and driver.status(target) is ConnectionStatus.ACTIVE:
+        if driver is None:
+            return
+        status = driver.status(target)
+        if status is ConnectionStatus.ACTIVE or (status is ConnectionStatus.BUSY and _has_begun(target)):
             driver.make_commit_impossible(target)
+
+
+def _has_begun(connection: Any) -> bool:
+    """Whether a connection of psycopg that is in the middle of a statement has a transaction that it will commit."""
+    return not connection.autocommit and bool(connection.info.transaction_status)
 
 
 def is_cursor(value: object) -> bool:

@@ -202,6 +202,25 @@ def test_the_application_commits_after_a_send_in_the_middle_of_a_statement(
         connection.commit()
 
 
+@pytest.mark.parametrize("begin", [_copy, lambda connection: connection.pipeline()], ids=["copy", "pipeline"])
+def test_the_application_commits_after_a_send_without_a_block_in_the_middle_of_a_statement(
+    post: PlainDesk, begin: Callable[..., Any]
+) -> None:
+    """Its commit() saved the order alone. With autocommit it is saved by then, and commit() has nothing to end."""
+    connection = post.connection()
+    connection.rollback()
+    for connection.autocommit in (False, True):
+        connection.execute("SELECT 1")
+        with begin(connection), pytest.raises(TransactionError, match="begin_transaction"):
+            post.producer.send(post.message(1), connection)
+        with (
+            contextlib.nullcontext()
+            if connection.autocommit
+            else pytest.raises(TransactionError, match="it is rolled back")
+        ):
+            connection.commit()
+
+
 def test_a_savepoint_block_of_psycopg(post: PlainDesk) -> None:
     """Inside ours it is a savepoint, and a send that fails in it is undone with it."""
     connection = post.connection()
