@@ -19,6 +19,7 @@ import broker
 from broker.format.commitlog import encode_blank
 from broker.live import LiveStore
 from broker.store.disk.files import Disk
+from broker.store.disk.store_lock import StoreLock
 from broker.store.maintain.retention import Retention
 from broker.store.read.layout import StoreLayout
 from broker.store.recover.watermark import has_moved, read_watermark
@@ -193,6 +194,29 @@ def test_another_program_that_went_on_with_the_store_is_judged(tmp_path: Path) -
             file.write(tail.to_bytes(8, "little"))
     assert read_watermark(os.fspath(tmp_path), Disk()) is None
     assert verify(tmp_path).ok
+
+
+def test_a_copy_that_a_broker_goes_on_with_is_read_to_its_end(tmp_path: Path) -> None:
+    """Its page is that of the store which was copied: what the broker appended was in no scan, and not in doubt."""
+    path, copy = tmp_path / "store", tmp_path / "copy"
+    store = open_writer(str(path), Disk(), SMALL, sync="os")
+    fill(store, 0, 5)
+    store.close()
+    page = (path / "checkback" / "control").read_bytes()
+    store = open_writer(str(path), Disk(), sync="os")
+    fill(store, 5, 20)
+    store.close()
+    count = sum(batch.num_rows for batch in scan(path))
+    shutil.copytree(path, copy)
+    (copy / "checkback" / "control").write_bytes(page)
+    (copy / "abort").touch()
+    assert read_watermark(str(copy), Disk()) is not None  # it may have been copied while the store ran
+    lock = StoreLock(str(copy / "lock"), Disk())  # as a broker that runs holds it
+    assert lock.try_exclusive()
+    try:
+        assert sum(batch.num_rows for batch in scan(copy)) == count
+    finally:
+        lock.release()
 
 
 def test_an_index_of_another_size_is_read_right_while_it_is_written(tmp_path: Path) -> None:

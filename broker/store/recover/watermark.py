@@ -162,8 +162,11 @@ def _of_live(first: _Page, second: _Page, cells: dict[tuple[str, int], int] | No
 
 
 def _of_copy(page: _Page, disk: Disk, paths: Paths) -> Watermark | None:
-    """A copy that was taken while the store ran is complete up to what its page says, if so much of it was copied."""
-    if disk.entry(paths.abort) is None:
+    """A copy that was taken while the store ran is complete up to what its page says, if so much of it was copied.
+
+    Not one that is in use: a process of ours makes the page its own first, so a broker went on with the copy.
+    """
+    if disk.entry(paths.abort) is None or _is_in_use(disk, paths):
         return None
     dispatched, segment = page[Word.DISPATCHED], page[Word.SEGMENT_SIZE]
     log = LogReader(disk, paths.commitlog, segment)
