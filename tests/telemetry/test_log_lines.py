@@ -20,7 +20,7 @@ from recovery.cli.terminal.log_lines import JsonLines
 from tests.house.tree import ROOT, product, under
 
 PAGE = (ROOT / "docs" / "telemetry.md").read_text(encoding="utf-8")
-LEVELS = {"info", "warning", "error", "exception"}
+LEVELS = {"info", "warning", "error", "exception", "makeRecord"}
 AIRFLOWS = {"recovery.airflow", "dags"}  # Airflow's own log, in its own form
 
 
@@ -116,6 +116,24 @@ def test_who_logs_does_not_wait_for_a_reader(monkeypatch: pytest.MonkeyPatch) ->
         handler.flush()
     assert lines == list(range(len(lines)))
     assert line.startswith(f"{3000 - len(lines)} ")
+
+
+def test_who_reads_as_the_process_ends_gets_the_lines_that_waited() -> None:
+    """The thread that wrote them waited for the lock of the handler, which the end of the process holds."""
+    program = (
+        "import logging; from recovery.cli.terminal.log_lines import log_to_stderr\n"
+        "log_to_stderr('text'); log = logging.getLogger('broker')\n"
+        "for number in range(2000): log.info('%d %s', number, 'x' * 1000)\n"
+        "print('logged', flush=True)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "logged\n"
+        *lines, last = process.stderr.read().splitlines()
+    assert last.endswith(f"{2000 - len(lines)} lines are missing here: nobody read them")
 
 
 def test_a_line_is_written_before_the_next_statement(capfd: pytest.CaptureFixture[str]) -> None:

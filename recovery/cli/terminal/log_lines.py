@@ -124,12 +124,18 @@ class Lines(logging.Handler):
             lines, left_out = self._lines, self._left_out
             self._lines, self._held, self._left_out, self._is_writing = [], 0, 0, True
         if left_out:
-            log.warning("%d lines are missing here: nobody read them", left_out, extra=event("log-lines-left-out"))
+            lines.append(f"{self.format(_missing(left_out))}\n")
         for line in lines:  # one by one: processes that share a pipe would cut each other's lines
             _write(sys.stderr, line)
         with self._changed:
             self._is_writing = False
             self._changed.notify_all()
+
+
+def _missing(count: int) -> logging.LogRecord:
+    """Past the logger: who ends the process holds the lock of the handler while it waits for the lines."""
+    text, place = "%d lines are missing here: nobody read them", (log.name, logging.WARNING, __file__, 0)
+    return log.makeRecord(*place, text, (count,), None, extra=event("log-lines-left-out"))
 
 
 def _is_taken_at_once(stream: TextIO, line: str) -> bool:
