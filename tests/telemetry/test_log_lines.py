@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -136,7 +137,19 @@ def test_who_reads_as_the_process_ends_gets_the_lines_that_waited() -> None:
     assert last.endswith(f"{2000 - len(lines)} lines are missing here: nobody read them")
 
 
-def test_a_line_is_written_before_the_next_statement(capfd: pytest.CaptureFixture[str]) -> None:
-    """A process that is killed, or prints, behind it has written it."""
+@pytest.mark.parametrize("length", [3, 5000])
+def test_a_line_is_written_before_the_next_statement(
+    length: int, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is killed, or prints, behind it has written it. A file takes long lines, too."""
+    monkeypatch.setattr(log_lines.Lines, "_start", lambda _: None)  # no thread is needed
+    log_lines.Lines().handle(logging.LogRecord("recovery", logging.INFO, "", 0, "x" * length, None, None))
+    assert capfd.readouterr().err == "x" * length + "\n"
+
+
+def test_an_application_may_put_an_object_in_the_place_of_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has no descriptor had a traceback in place of each line."""
+    written: list[str] = []
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=written.append, flush=lambda: None))
     log_lines.Lines().handle(logging.LogRecord("recovery", logging.INFO, "", 0, "one", None, None))
-    assert capfd.readouterr().err == "one\n"
+    assert written == ["one\n"]

@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import select
+import stat
 import sys
 import threading
 import time
@@ -139,22 +140,24 @@ def _missing(count: int) -> logging.LogRecord:
 
 
 def _is_taken_at_once(stream: TextIO, line: str) -> bool:
-    """A pipe that is ready takes so many bytes, and processes that share it do not cut them."""
-    if len(line) * 4 > select.PIPE_BUF:  # a character has up to 4 bytes
-        return False
+    """A file takes all. A pipe that is ready takes so many bytes, and processes that share it do not cut them."""
     try:
-        return bool(select.select([], [stream.fileno()], [], 0)[1])
-    except (OSError, ValueError):  # it is somebody's object in memory, or closed
+        descriptor = _descriptor(stream)
+        if descriptor is None or stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return True
+        # A character has up to 4 bytes.
+        return len(line) * 4 <= select.PIPE_BUF and bool(select.select([], [descriptor], [], 0)[1])
+    except (OSError, ValueError):  # it is closed
         return True
 
 
 def _write(stream: TextIO, line: str) -> None:
     """Past Python's buffer, whose lock a thread that waits for a reader would still hold when the process ends."""
     with contextlib.suppress(OSError, ValueError):  # the reader has gone, or the disk is full
-        try:
-            descriptor = stream.fileno()
-        except OSError:  # it is somebody's object in memory
+        descriptor = _descriptor(stream)
+        if descriptor is None:
             stream.write(line)
+            stream.flush()
             return
         data = line.encode(stream.encoding, "backslashreplace")
         while data:
@@ -162,6 +165,14 @@ def _write(stream: TextIO, line: str) -> None:
                 data = data[os.write(descriptor, data) :]
             except BlockingIOError:  # another process, which shares it with this one, made it so
                 select.select([], [descriptor], [])
+
+
+def _descriptor(stream: TextIO) -> int | None:
+    """None of an object of somebody's: in memory, or one that an application has put in the place of the stream."""
+    try:
+        return stream.fileno()
+    except (OSError, AttributeError):
+        return None
 
 
 _all: weakref.WeakSet[Lines] = weakref.WeakSet()
