@@ -20,7 +20,7 @@ from recovery.airflow.local.rest import ASKS, Rest, Run
 from recovery.airflow.local.standalone import Standalone, _has_mark, _processes
 from recovery.airflow.local.status import last_runs, runs, standing
 from recovery.airflow.settings import StoreSettings, read_stores
-from recovery.cli.declaration import VerbGroup
+from recovery.cli.declaration import BadParameter, VerbGroup
 from recovery.cli.run import up as verbs_up
 from tests.jobs.shops import shop
 
@@ -69,6 +69,15 @@ def test_a_second_one_leaves_the_files_of_the_first_alone(tmp_path: Path) -> Non
     assert not (tmp_path / "shop").exists()
     with surroundings.alone_in(str(home), 8080):
         pass
+
+
+def test_a_user_without_a_home_has_to_name_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory `~` was made wherever the process stood."""
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadParameter, match="give --home a directory"):
+        verbs_up._made(verbs_up.HOME)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

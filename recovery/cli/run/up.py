@@ -93,8 +93,10 @@ def up(
 
 
 def _made(home: str) -> str:
-    """The directory of Airflow's files, for its owner alone."""
-    directory = os.path.abspath(os.path.expanduser(home))
+    """The directory of Airflow's files, for its owner alone. Raises BadParameter where `~` leads nowhere."""
+    if (home := os.path.expanduser(home)).startswith("~"):
+        raise BadParameter(f"{home}: no such home directory; give --home a directory", param_hint="--home")
+    directory = os.path.abspath(home)
     os.makedirs(directory, mode=0o700, exist_ok=True)
     return directory
 
