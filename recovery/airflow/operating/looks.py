@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import logging
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 AT_ONCE = 8  # looks, but for those that hang: each costs milliseconds of a processor
@@ -30,7 +32,8 @@ async def in_a_thread(look: Callable[[], T], path: str) -> T:
     answer: asyncio.Future[T] = loop.create_future()
     async with _turns.setdefault(loop, asyncio.Semaphore(AT_ONCE)):
         # A daemon: one that hangs would keep the triggerer from ending.
-        threading.Thread(target=_work, args=(look, answer, loop), name=f"look at {path}", daemon=True).start()
+        work = partial(contextvars.copy_context().run, _work, look, answer, loop)
+        threading.Thread(target=work, name=f"look at {path}", daemon=True).start()
         await asyncio.wait([answer], timeout=HANGS_S)
     if not answer.done():
         _log.warning("%s: a look at it takes more than %g s: does its disk hang? It is waited for", path, HANGS_S)
