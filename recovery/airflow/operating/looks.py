@@ -30,14 +30,17 @@ async def in_a_thread(look: Callable[[], T], path: str) -> T:
     """What a look at the store at `path` returns or raises, however long it takes; the others have their turn."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[T] = loop.create_future()
-    async with _turns.setdefault(loop, asyncio.Semaphore(AT_ONCE)):
-        # A daemon: one that hangs would keep the triggerer from ending.
-        work = partial(contextvars.copy_context().run, _work, look, answer, loop)
-        threading.Thread(target=work, name=f"look at {path}", daemon=True).start()
-        await asyncio.wait([answer], timeout=HANGS_S)
-    if not answer.done():
-        _log.warning("%s: a look at it takes more than %g s: does its disk hang? It is waited for", path, HANGS_S)
-    return await answer
+    try:
+        async with _turns.setdefault(loop, asyncio.Semaphore(AT_ONCE)):
+            work = partial(contextvars.copy_context().run, _work, look, answer, loop)
+            # A daemon: one that hangs would keep the triggerer from ending.
+            threading.Thread(target=work, name=f"look at {path}", daemon=True).start()
+            await asyncio.wait([answer], timeout=HANGS_S)
+        if not answer.done():
+            _log.warning("%s: a look at it takes more than %g s: does its disk hang? It is waited for", path, HANGS_S)
+        return await answer
+    finally:
+        answer.cancel()  # of a trigger that was cancelled: asyncio logs an error that nobody takes
 
 
 def _work(look: Callable[[], T], answer: asyncio.Future[T], loop: asyncio.AbstractEventLoop) -> None:
