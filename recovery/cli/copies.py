@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
@@ -137,9 +138,8 @@ def replay(
     if plan.total:
         show([f"stored {moment(plan.first_stored_ms)} to {moment(plan.last_stored_ms)} UTC at first"])
         if not apply:
-            elsewhere = f" --topic {topic}" if topic else ""
-            words = f"checkback replay {printable(file)} {printable(store)}{elsewhere} --apply"
-            show([f"Nothing was sent. To send: {words}"])
+            words = ["checkback", "replay", file, store, *(["--topic", topic] if topic else []), "--apply"]
+            show([f"Nothing was sent. To send: {printable(shlex.join(words))}"])
     else:
         show(["Nothing is left to send."])
 

@@ -246,14 +246,14 @@ def test_messages_of_a_batch_are_found(golden_copy: Callable[[str], Path], tmp_p
 def test_a_replay_says_what_it_sends_and_goes_on_where_it_was(
     shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file, target = str(tmp_path / "orders.jsonl"), tmp_path / "target"
+    file, target = str(tmp_path / "the orders.jsonl"), tmp_path / "target"
     with broker.open(target, layout=SMALL):
         pass
     assert command(capsys, "export", shop, file, "--topic", "orders").code == 0
     assert command(capsys, "export", shop, file, "--topic", "orders").code == 2
     ran = command(capsys, "replay", file, target)
     assert (ran.code, "Would send 16 messages to orders" in ran.out) == (0, True)
-    assert "Nothing was sent" in ran.out
+    assert f"Nothing was sent. To send: checkback replay '{file}' {target} --apply" in ran.out
     assert not list(find(str(target), Query(topic="orders")))
 
     def stop(done: int, _total: int) -> None:
