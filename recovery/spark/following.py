@@ -41,7 +41,7 @@ class FollowingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
         """Where the first batch begins."""
-        return {"commitlog_offset": max(self._settings.selection.start, self._log().begin)}
+        return {"commitlog_offset": max(self._settings.selection.start, self._settings.place.log().begin)}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """maxBytes as Spark has it. A trigger may ask for all that there is, all the same."""
@@ -58,7 +58,8 @@ class FollowingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where the records end by now, at most the bytes of `limit` behind `start`."""
         begin = (start or self.initialOffset())["commitlog_offset"]
         most = self._settings.max_bytes if limit is None else getattr(limit, "max_bytes", 0)
-        log = self._log()
+        # Without records whose place others may take: after a power cut, or after a process was killed.
+        log = self._settings.place.log(durable=True)
         if self._settings.on_corrupt == "fail":
             _check_not_behind(log, begin)
         if not self._is_bounded:
@@ -66,10 +67,6 @@ class FollowingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._target is None:
             self._target = self._end(log, begin, 0)
         return {"commitlog_offset": max(begin, min(self._target, self._end(log, begin, most)))}
-
-    def _log(self) -> LogManifest:
-        """The log without records whose place others may take: after a power cut, or after a process was killed."""
-        return self._settings.place.log(durable=True)
 
     def _end(self, log: LogManifest, begin: int, most: int) -> int:
         """After the last whole record behind `begin`, or behind the one that passes `most` bytes (0: no bound)."""
@@ -88,7 +85,7 @@ class FollowingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         first, last = start["commitlog_offset"], end["commitlog_offset"]
         if first >= last:
             return []
-        log = self._log()
+        log = self._settings.place.log()  # all of the batch was flushed when it was planned
         if self._settings.on_corrupt == "fail":
             _check_all_there(log, first, last)
         return [SplitPartition(log, split) for split in plan(log, self._settings.split_bytes, first, last)]
@@ -103,10 +100,14 @@ class FollowingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 def _check_not_behind(log: LogManifest, begin: int) -> None:
     """Raises CorruptStore where a stream stands behind the last segment: it would wait for what never comes."""
-    end = log.files[-1].base + log.segment_size if log.files else 0
-    if begin > end:
+    end = _last_segment_end(log)
+    if begin > end and begin > (end := _last_segment_end(log.place.log())):  # flushed or not
         text = f"the stream stands at CommitLog offset {begin}, and the last segment of {log.place.path} ends at {end}"
         raise CorruptStore(f"{text}: it is another store. Begin at another checkpoint", path=log.place.path)
+
+
+def _last_segment_end(log: LogManifest) -> int:
+    return log.files[-1].base + log.segment_size if log.files else 0
 
 
 def _check_all_there(log: LogManifest, first: int, last: int) -> None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 import broker
 from broker.errors import CorruptStore
 from broker.store.shared.control import Word
 from broker.store.write import appender, fast_append
+from recovery.scan import scan
 from recovery.spark import stream
 from recovery.spark.following import FollowingReader
 from recovery.spark.options import settings_of
 from tests.compiled_module import use
+from tests.jobs.shops import in_child
 from tests.scan.logs import Chunk, Log, Wanted
 
 if TYPE_CHECKING:
@@ -217,3 +220,40 @@ def test_a_stream_ends_where_the_log_is_flushed(tmp_path: Path) -> None:
             assert latest <= store.writer.control[Word.DURABLE]
         store.sync_now()
         assert reader.latestOffset({"commitlog_offset": 0}) == {"commitlog_offset": store.writer.control[Word.TAIL]}
+
+
+def test_a_stream_waits_for_the_recovery_after_a_power_cut(tmp_path: Path) -> None:
+    """It had read behind a page that was not written: the recovery cut there, and what came there was in no batch."""
+    path, control = tmp_path / "store", tmp_path / "store" / "checkback" / "control"
+
+    def work() -> None:
+        store = broker.open(path, layout=broker.StoreLayout.small(), sync="os")
+        for number in range(10):
+            store.append(broker.Message("orders", b"%d" % number * 5000))
+
+    in_child(work)
+    page = np.fromfile(control, "<u8")
+    page[Word.BOOT_HIGH] ^= 1
+    page.tofile(control)
+    (places,) = scan(path, columns=["commitlog_offset"])
+    flushed, damaged = places.column(0).to_pylist()[4:6]
+    with (path / "commitlog" / f"{0:020}").open("r+b") as segment:
+        segment.seek(damaged)
+        segment.write(bytes(4096))
+
+    reader = FollowingReader(settings_of({"path": str(path), "onCorrupt": "fail"}), ["body"])
+
+    def read(start: dict[str, int], end: dict[str, int]) -> list[bytes]:
+        batches = (batch for part in reader.partitions(start, end) for batch in reader.read(part))
+        return [body[:1] for batch in batches for body in batch.column(0).to_pylist()]
+
+    begin = reader.initialOffset()
+    before = reader.latestOffset(begin)
+    assert before["commitlog_offset"] <= damaged
+    planned = {"commitlog_offset": flushed}
+    assert reader.latestOffset(planned) == planned, "one that stands behind the last checkpoint waits there"
+    assert read(begin, planned) == [b"0", b"1", b"2", b"3"], "what was flushed and planned is read"
+    with broker.open(path) as store:
+        assert store.append(broker.Message("orders", b"new")).commitlog_offset == damaged
+        store.sync_now()
+    assert read(before, reader.latestOffset(before))[-1] == b"n"

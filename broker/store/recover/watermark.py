@@ -29,6 +29,7 @@ from broker.store.disk.store_lock import is_held
 from broker.store.read.layout import StoreFile, read_store_file
 from broker.store.read.log_reader import LogReader
 from broker.store.recover.tail import is_continued
+from broker.store.shared.checkpoint_file import read_point
 from broker.store.shared.control import MAGIC, PAGE_SIZE, VERSION, Word, boot_words, two_words
 from broker.store.shared.queue_offsets import read_cells
 
@@ -173,6 +174,23 @@ def _of_copy(page: _Page, disk: Disk, paths: Paths) -> Watermark | None:
     if dispatched and log.missing(dispatched) is not None:
         return None
     return Watermark(dispatched, segment, page[Word.GENERATION], page[Word.TAIL], dispatched, is_copy=True)
+
+
+def before_recovery(path: str, disk: Disk) -> Watermark | None:
+    """Up to where recovery keeps the log of a store that the machine went down with; None for any other store.
+
+    Behind the last checkpoint it cuts the log at a page that was not written, though later ones may have been.
+    """
+    paths = Paths(path)
+    known = _identity(disk, paths)
+    if known is None or disk.entry(paths.abort) is None or _is_in_use(disk, paths):
+        return None
+    page = _page(disk, paths, known)
+    if page is not None and (page.is_of_boot(disk) or not page.is_in_place()):
+        return None
+    point = read_point(disk, paths)
+    end = point.commitlog_offset if point is not None else 0
+    return Watermark(end, known.layout.segment_bytes, 0, end, end)
 
 
 def durable_in_this_boot(path: str, disk: Disk) -> int:
