@@ -1,7 +1,9 @@
-"""Where a new connection of an engine goes: to which search_path and role, and on MySQL to which database.
+"""Where check-back and bindings read the ledger, on a connection that a session may have left elsewhere.
 
-An application may set these on each connection, in an event of SQLAlchemy's or by `creator=`: that counts. What a
-session left behind, by SET search_path, SET ROLE or USE, when its connection went back to the pool, does not.
+On PostgreSQL where a new connection of the engine goes: to which search_path and role. An application may set these on
+each connection, in an event of SQLAlchemy's or by `creator=`: that counts. What a session left behind, by SET
+search_path or SET ROLE, when its connection went back to the pool, does not. On MySQL in the database of the URL, which
+the rows of sends name (`broker.enlisting.sqlalchemy_rows`): elsewhere a committed transaction would have no row.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
     from sqlalchemy.pool import Pool
 
-Place = tuple[Any, ...]  # role and search_path; on MySQL the database
+Place = tuple[Any, ...]  # role and search_path
 
 _MYSQL = ("mysql", "mariadb")
 _MAY_BE_ELSEWHERE = (
@@ -24,7 +26,6 @@ _MAY_BE_ELSEWHERE = (
 )
 _PLACE = "SELECT current_setting('role'), current_setting('search_path')"
 _GO = "SELECT set_config('role', :role, true), set_config('search_path', :path, true)"
-_DATABASE = "SELECT DATABASE()"
 
 _homes: weakref.WeakKeyDictionary[Pool, Place] = weakref.WeakKeyDictionary()
 
@@ -34,7 +35,7 @@ def home_if_elsewhere(connection: Connection) -> Place | None:
     if connection.dialect.name != "postgresql" or not connection.exec_driver_sql(_MAY_BE_ELSEWHERE).scalar():
         return None
     here = tuple(connection.exec_driver_sql(_PLACE).one())
-    home = _home(connection, _PLACE, here)
+    home = _home(connection, here)
     return None if home == here else home
 
 
@@ -48,15 +49,10 @@ def go_to(connection: Connection, home: Place | None) -> None:
 
 @contextmanager
 def using(connection: Connection, database: str | None) -> Iterator[None]:
-    """On MySQL: a connection uses an engine's database, and then again the one that it was left in by USE.
-
-    `database` is the one that the engine's URL names; a new connection may be in another one all the same.
-    """
+    """On MySQL: a connection uses the database of its URL, and then again the one that it was left in by USE."""
     before = database
     if connection.dialect.name in _MYSQL and database:
-        before = connection.exec_driver_sql(_DATABASE).scalar()
-    if before != database:
-        (database,) = _home(connection, _DATABASE, (before,))
+        before = connection.exec_driver_sql("SELECT DATABASE()").scalar()
     if before == database:
         yield
         return
@@ -69,8 +65,8 @@ def using(connection: Connection, database: str | None) -> Iterator[None]:
             connection.exec_driver_sql(f"USE {quote(before)}")
 
 
-def _home(connection: Connection, query: str, here: Place) -> Place:
-    """What a new connection answers to a query, asked once for each pool; `here` where none can be made now."""
+def _home(connection: Connection, here: Place) -> Place:
+    """Where a new connection is, asked once for each pool; `here` where none can be made now."""
     from sqlalchemy import Connection
 
     engine = connection.engine
@@ -79,6 +75,6 @@ def _home(connection: Connection, query: str, here: Place) -> Place:
     pool = engine.pool.recreate()  # with its events, and none of its connections
     # Each driver has its own errors: the limit of connections, for one.
     with contextlib.suppress(Exception), Connection(engine, connection=pool.connect()) as made:
-        here = _homes[engine.pool] = tuple(made.exec_driver_sql(query).one())
+        here = _homes[engine.pool] = tuple(made.exec_driver_sql(_PLACE).one())
     pool.dispose()
     return here

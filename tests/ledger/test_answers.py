@@ -16,6 +16,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from broker.database.ledger_binding import LEDGER_BINDING, RememberedLedgers, put_binding
 from broker.enlisting.ledger_key import LEDGER_KEY, new_key
+from broker.enlisting.sqlalchemy_rows import rows_of
 from broker.ledger import COMMITTED, ROLLED_BACK, Ledger, executor
 from broker.transaction.events import TransactionState
 from recovery.checkback.ledgers.database_errors import answer
@@ -171,20 +172,12 @@ def test_a_connection_that_the_application_left_elsewhere_is_asked_where_the_led
 
 
 @pytest.mark.parametrize("when", ["connect", "begin"])
-def test_where_the_application_leads_each_connection_is_where_the_ledger_is(url: URL, when: str) -> None:
-    """By SET ROLE, as with accounts for a day, or by USE: such a producer's sends were all refused."""
-    root = create_engine(url)
-    leads = {
-        "postgresql": ("CREATE ROLE owning; CREATE SCHEMA owning AUTHORIZATION owning", "SET ROLE owning"),
-        "mariadb": ("DO 0", f"USE {url.database}"),
-    }
-    if url.get_backend_name() not in leads:
-        pytest.skip("SQLite's connections go nowhere")
-    made, leads_there = leads[url.get_backend_name()]
+def test_where_the_application_leads_each_connection_is_where_the_ledger_is(postgres_url: URL, when: str) -> None:
+    """By SET ROLE, as with accounts for a day: such a producer's sends were all refused."""
+    root, engine = create_engine(postgres_url), create_engine(postgres_url)
     with root.begin() as connection:
-        connection.exec_driver_sql(made)
-    engine = create_engine(url if root.dialect.name == "postgresql" else url.set(database="mysql"))
-    event.listen(engine, when, lambda connection, *_: _execute(connection, leads_there))
+        connection.exec_driver_sql("CREATE ROLE owning; CREATE SCHEMA owning AUTHORIZATION owning")
+    event.listen(engine, when, lambda connection, *_: _execute(connection, "SET ROLE owning"))
     ledger = Ledger(engine)
     ledger.create_all()
     ledger.bind(STORE_ID, RememberedLedgers())
@@ -192,10 +185,32 @@ def test_where_the_application_leads_each_connection_is_where_the_ledger_is(url:
     answers = resolver_of(ledger, STORE_ID).answers({new_key(1_700_000_000_000): "shop"})
     assert [one.outcome for one in answers.values()] == [Outcome.ROLLED_BACK]
     engine.dispose()
-    if root.dialect.name == "postgresql":
-        with root.begin() as connection:
-            connection.exec_driver_sql("DROP OWNED BY owning CASCADE; DROP ROLE owning")
+    with root.begin() as connection:
+        connection.exec_driver_sql("DROP OWNED BY owning CASCADE; DROP ROLE owning")
     root.dispose()
+
+
+def test_on_mysql_a_row_is_read_where_it_was_written(mariadb_url: URL) -> None:
+    """In the database of the URL, where USE leads connections, too: a committed transaction was decided as rolled back.
+
+    It had no row in the ledger of the other database.
+    """
+    engine, root = create_engine(mariadb_url), create_engine(mariadb_url)
+    other = create_engine(mariadb_url.set(database="elsewhere"))
+    with root.begin() as connection:
+        connection.exec_driver_sql("CREATE DATABASE elsewhere")
+    Ledger(root).create_all()
+    Ledger(other).create_all()
+    event.listen(engine, "connect", lambda connection, *_: _execute(connection, "USE elsewhere"))
+    ledger, key = Ledger(engine), new_key(1_700_000_000_000)
+    with engine.begin() as connection:
+        rows_of(ledger).insert(connection, key, "shop", STORE_ID)
+    answers = resolver_of(ledger, STORE_ID).answers({key: "shop"})
+    assert [one.outcome for one in answers.values()] == [Outcome.COMMITTED]
+    with root.begin() as connection:
+        connection.exec_driver_sql("DROP DATABASE elsewhere")
+    for one in (engine, root, other):
+        one.dispose()
 
 
 def _execute(connection: Any, statement: str) -> None:
