@@ -90,7 +90,8 @@ def test_nothing_is_written_over(
 def test_files_beside_the_code_are_found_in_a_zip(tmp_path: Path) -> None:
     """`zipapp` of an application and checkback made none: "Not a directory"."""
     with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
-        for path in [*ROOT.glob("broker/**/*.py"), *ROOT.glob("recovery/*.py"), *ROOT.glob("recovery/work/**/*.*")]:
+        template = ROOT / "recovery" / "work"
+        for path in [*ROOT.glob("broker/**/*.py"), *ROOT.glob("recovery/*.py"), *template.rglob("*.*")]:
             archive.write(path, path.relative_to(ROOT))
     program = "from recovery.work.scaffold import make_application; print(list(make_application('bakery'))[0])"
     done = subprocess.run(
