@@ -141,6 +141,9 @@ def _check_function(function: object) -> None:
     if not is_function:
         step = ": write a `def` that calls it, and decorate that" if callable(function) else ""
         raise BrokerError(f"@app.on decorates a function, not {shown(function)}{step}")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        name = f"{function.__module__}.{function.__qualname__}"
+        raise BrokerError(f"{name} has a yield, so a call of it runs nothing: a handler is a function without one")
 
 
 def _check_bound(function: Callable[..., Any], signature: inspect.Signature, name: str) -> None:

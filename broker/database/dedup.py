@@ -80,14 +80,13 @@ class Processed:
         until `find_place` has one.
         """
         from sqlalchemy import MetaData
-        from sqlalchemy.exc import SQLAlchemyError
 
         # PostgreSQL says it each time, of new connections: another test may have another schema. MySQL does not.
         rows = self._unplaced if engine.dialect.name == "postgresql" else self.rows
         try:
             if rows.schema is None and (schema := schema_of(engine, rows.name)) is not None:
                 rows = rows.to_metadata(MetaData(info=self.metadata.info), schema=schema)
-        except SQLAlchemyError:
+        except Exception:  # noqa: BLE001 - an event of the application's, which makes a password for one, raises what it likes
             self._unasked = engine
             return
         self.rows, self._unasked = rows, None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import URL, create_engine, text
+from sqlalchemy import URL, create_engine, event, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -68,7 +68,7 @@ async def _async_generator(placed: Placed) -> AsyncIterator[Placed]:
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("handler", [_logged(_charge), _generator, _async_generator])
+@pytest.mark.parametrize("handler", [_logged(_charge), _logged(_generator), _logged(_async_generator)])
 def test_a_handler_that_only_makes_what_would_run_has_failed(app: broker.App, handler: Callable[..., Any]) -> None:
     app.on("orders", group="billing", retry=broker.Retry(0))(handler)
     place(app, "lamp")
@@ -180,6 +180,25 @@ def test_the_schema_is_found_when_the_database_is_back(postgres_url: URL, monkey
         away.setattr(engine, "connect", create_engine("postgresql+psycopg:///?host=/nowhere").connect)
         processed.stay_in_place(engine)
         processed.find_place()
+    assert processed.rows.schema is None
+    processed.find_place()
+    assert processed.rows.schema == "public"
+    engine.dispose()
+
+
+def test_the_schema_is_found_when_the_password_is_there(postgres_url: URL) -> None:
+    """An event that asks another service for it raises what that raises: a worker ended by it."""
+    engine, processed, errors = create_engine(postgres_url), broker.Processed(), [OSError("no token")] * 2
+    processed.create_all(engine)
+    engine.dispose()
+
+    @event.listens_for(engine, "do_connect")
+    def _password(*_: object) -> None:
+        if errors:
+            raise errors.pop()
+
+    processed.stay_in_place(engine)
+    processed.find_place()
     assert processed.rows.schema is None
     processed.find_place()
     assert processed.rows.schema == "public"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,14 @@ def charge(placed: Placed) -> None:
     raise AssertionError(placed)  # never called
 
 
+def generator(placed: Placed) -> Iterator[None]:
+    yield charge(placed)
+
+
+async def async_generator(placed: Placed) -> AsyncIterator[None]:
+    yield charge(placed)
+
+
 class Charging:
     def __call__(self, placed: Placed) -> None:
         charge(placed)
@@ -43,6 +51,8 @@ MISTAKES: dict[str, tuple[Call, str]] = {
     "number": (on(5), "@app.on decorates a function, not 5"),
     "class": (on(int), "not the class int"),
     "class-of-ours": (on(Charging), "not the class Charging"),
+    "generator": (on(generator), r"test_wrong_types\.generator has a yield, so a call of it runs nothing"),
+    "async-generator": (on(async_generator), "async_generator has a yield"),
     "property": (on(property(charge)), "@app.on decorates a function"),
     "c-function": (on(max), "parameters"),
     "topics": (
