@@ -26,6 +26,7 @@ _ONLY_THERE = (
     (*COMPACTED, "messages of compacted topics may be in no segment any more"),
     ("timerlog/", (), "messages that wait in the timer wheel are in the new log, but no timer delivers them"),
 )
+_NOT_READ = ("a CommitLog of DLedger", "tiered storage")
 
 
 def check_config(contents: Inventory, *, without_config: bool) -> None:
@@ -54,7 +55,7 @@ def left_behind(contents: Inventory, config: CopiedConfig, *, is_lossy: bool) ->
     for path, _, kind in contents.entries:
         if kind is None and path.count("/") <= path.endswith("/"):
             sentences.append(f"{path.rstrip('/')} was NOT copied: checkback does not know it")
-        elif kind is not None and path.startswith(("dledger-", "tiered")):
+        elif kind is not None and kind.name in _NOT_READ:
             sentences.append(f"{path.rstrip('/')} was NOT copied: {kind.name}")
     if is_lossy and "lmqConsumerOffset.json" in config.copied:
         sentences.append(

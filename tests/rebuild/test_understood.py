@@ -221,7 +221,7 @@ def test_every_row_of_the_table_is_met() -> None:
         f"transaction/statetable/{0:020}", "abort", "commitlog/", "checkback/", "config/", "timerwheel",
         "kvStore/", "epochFileCheckpoint", "lock", "batchconsumequeue/", "consumequeue_ext/", "consumequeue_r/",
         "batchconsumequeue/T/", "batchconsumequeue/T/0/", f"batchconsumequeue/T/0/{0:020}",
-        "rocksdbstore/000012.sst", "rocksdbstore/", "dledger-n0/", "tieredstore/",
+        "rocksdbstore/000012.sst", "rocksdbstore/", "dledger-n0/", "tiered_index_file/",
     ]  # fmt: skip
     assert {kind_of(path) for path in examples} == set(KINDS)
     assert all(bool(kind.why) == (kind.handling in (Handling.REFUSED, Handling.REBUILT)) for kind in KINDS)

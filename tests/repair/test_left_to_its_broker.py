@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from broker.errors import StoreError
+from broker.errors import NotUnderstood, StoreError
+from recovery.rebuild.rebuilder import rebuild
 from recovery.repair import crash
 from recovery.repair.salvage import salvage
+from recovery.verify.verifier import verify
 from tests.cli.command import command
 from tests.repair.taking import seen, taken
 
@@ -80,3 +82,14 @@ def test_compacted_topics_of_a_log_that_its_broker_cleaned_stay_with_it(store: C
         taken(path)
     salvage(path, path.with_name("out"))
     assert taken(path.with_name("out")).applied
+
+
+@pytest.mark.parametrize("entry", ["tiered_index_file", "212d6b50_DefaultCluster", "tieredstore"])
+def test_tiered_storage_is_named(store: Callable[[str], Path], tmp_path: Path, entry: str) -> None:
+    """As brokers of 5.3.3 and 5.5.0 make it whose tieredStoreFilePath is their storePathRootDir."""
+    path = store("kinds/rocketmq-5.3.3-plain")
+    (path / entry / "broker-a").mkdir(parents=True)
+    assert [(one.path, one.what) for one in verify(path).not_judged] == [(str(path / entry), "tiered storage")]
+    with pytest.raises(NotUnderstood, match=f"{entry} is tiered storage: the broker opens it together with"):
+        rebuild(path, apply=True, broker_is_stopped=True, still_s=0)
+    assert salvage(path, tmp_path / "out").left_behind == [f"{entry} was NOT copied: tiered storage"]

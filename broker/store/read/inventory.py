@@ -70,6 +70,9 @@ class Misfit:
 
 
 _SEGMENT = r"\d{20}"
+# Its index, which RocketMQ puts into the store; where its file path is the store, a directory for each cluster, whose
+# name begins with a part of a digest. RocketMQ: IndexStoreService, PosixFileSegment (5.1 to 5.5).
+_TIERED = r"(tiered_index_file|tiered_?[sS]tore[^/]*|[0-9a-f]{8}_[^/]+)/"
 _NO_ROCKSDB = "checkback has no rule for what is in this RocksDB"
 _OF_ITS_BROKER = "only its own broker knows what should be in it"
 _OPENED_ALIKE = "the broker opens it together with the ConsumeQueues and the checkpoint, which would no longer fit it"
@@ -140,7 +143,7 @@ KINDS: tuple[EntryKind, ...] = (
         "a CommitLog of DLedger", r"dledger-[^/]*/", Handling.REFUSED, "a part of the log is in it",
         "checkback does not read the entries of DLedger",
     ),
-    EntryKind("tiered storage", r"tiered_?[sS]tore[^/]*/?", Handling.REFUSED, _OPENED_ALIKE, _OF_ITS_BROKER),
+    EntryKind("tiered storage", _TIERED, Handling.REFUSED, _OPENED_ALIKE, _OF_ITS_BROKER),
 )  # fmt: skip
 
 # RocksDBs of the configuration. What is in `topics` decides which queues there are; the others are about consumers.
