@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from recovery.airflow.local import preflight as surroundings
 from recovery.airflow.local.preflight import NotHere
 from recovery.airflow.local.rest import ASKS, Rest, Run
-from recovery.airflow.local.standalone import Standalone, _has_mark, _processes
+from recovery.airflow.local.standalone import PROGRAM, Standalone, _has_mark, _processes
 from recovery.airflow.local.status import last_runs, runs, standing
 from recovery.airflow.settings import StoreSettings, read_stores
 from recovery.cli.declaration import BadParameter, VerbGroup
@@ -213,6 +213,29 @@ def test_airflow_is_told_to_stay_on_this_machine(tmp_path: Path) -> None:
     assert told["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_ASYNC"].endswith(f":///{tmp_path}/airflow.db?timeout=60")
     url = "postgresql+psycopg://db/airflow"
     assert Standalone(str(tmp_path), 1, "", database=url).environment["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"] == url
+
+
+def test_airflow_serves_no_logs_to_the_network(tmp_path: Path) -> None:
+    """Its scheduler and its triggerer listened on every address of the machine, and no setting says another."""
+    parts, program = tmp_path / "parts", tmp_path / "airflow"
+    program.write_text(f'#!/bin/sh\necho "$@" >> {parts}\n')
+    program.chmod(0o755)
+    parts.touch()
+    script = (
+        "import runpy\n"
+        "from airflow.cli.commands.standalone_command import StandaloneCommand as Command\n"
+        "def end(_):\n"
+        f"    if open({str(parts)!r}).read().count('\\n') == 4: raise KeyboardInterrupt\n"
+        "Command.find_user_info = Command.initialize_database = lambda _self: None\n"
+        "Command.is_ready = end\n"
+        f"runpy.run_module({PROGRAM!r}, run_name='__main__')"
+    )
+    airflow = Standalone(str(tmp_path / "home"), 1, "")
+    path = f"{tmp_path}{os.pathsep}{airflow.environment['PATH']}"
+    run = [sys.executable, "-c", script]
+    subprocess.run(run, env=airflow.environment | {"PATH": path}, check=True, timeout=120)
+    with_logs = {"scheduler --skip-serve-logs", "triggerer --skip-serve-logs"}
+    assert set(parts.read_text().splitlines()) == {"api-server", "dag-processor", *with_logs}
 
 
 @pytest.mark.parametrize(("gone", "end"), [([], "none has run yet"), (["scheduler"], "stop this and start it again")])

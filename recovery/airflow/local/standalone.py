@@ -28,6 +28,8 @@ BUNDLES = [
     # A directory `dags` beside Airflow's files, for the user's own.
     {"name": "dags-folder", "classpath": "airflow.dag_processing.bundles.local.LocalDagBundle", "kwargs": {}},
 ]
+PROGRAM = "recovery.airflow.local.without_log_servers"
+"""What is started: Airflow's `standalone`."""
 _PASSWORDS = "simple_auth_manager_passwords.json.generated"
 _WORKERS = 4
 _SQLITE_WAITS_S = 60
@@ -73,7 +75,7 @@ class Standalone:
         self.make_home()
         os.makedirs(os.path.join(self.home, "dags"), exist_ok=True)
         with open(self.log, "ab") as log:
-            self._process = self.child(["-m", "airflow", "standalone"], log)
+            self._process = self.child(["-m", PROGRAM], log)
 
     def make_home(self) -> None:
         """Airflow's directory, for its owner alone: Airflow writes the password of its admin, which all could read."""
