@@ -82,7 +82,29 @@ class LocalTransaction(abc.ABC):
             raise TransactionError(f"the transaction is over: it was {self.stage.value}. Begin another one")
 
 
-class PlainTransaction(OnlyWith, LocalTransaction):
+class BlockTransaction(OnlyWith, LocalTransaction):
+    """A local transaction that a `with` statement ends: commits, or rolls back where an exception leaves the block."""
+
+    def __enter__(self) -> Self:
+        self.check_active()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._is_over:
+            self.commit() if error is None else self.rollback()
+
+    @abc.abstractmethod
+    def commit(self) -> None:
+        """Commit the database's transaction, if there is one, and deliver the messages."""
+
+    @abc.abstractmethod
+    def rollback(self) -> None:
+        """Roll back, and never deliver the messages."""
+
+
+class PlainTransaction(BlockTransaction):
     """A transaction without a database session: the process that began it says how it ends.
 
     `commit()` or `rollback()`; or a `with` statement, which commits unless an exception leaves it.
@@ -101,15 +123,11 @@ class PlainTransaction(OnlyWith, LocalTransaction):
         """See LocalTransaction."""
         return self._stage
 
-    def __enter__(self) -> Self:
-        self.check_active()
-        return self
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._stage is Stage.ACTIVE and self._process == os.getpid():  # a forked child that ends decides nothing
-            self.commit() if error is None else self.rollback()
+        if self._process == os.getpid():  # a forked child that ends decides nothing
+            super().__exit__(kind, error, trace)
 
     @contextlib.contextmanager
     def sending(self) -> Iterator[None]:
@@ -175,7 +193,7 @@ class _OfSession(LocalTransaction):
         return error
 
 
-class SessionTransaction(OnlyWith, _OfSession):
+class SessionTransaction(BlockTransaction, _OfSession):
     """A transaction that ends as a SQLAlchemy session's, or a connection's, does.
 
     Leave the `with` block and both commit; leave it by an exception and both roll back. `commit()` and `rollback()` do
@@ -191,16 +209,6 @@ class SessionTransaction(OnlyWith, _OfSession):
         """The session or connection."""
         enlistment, _ = enlist(target, ledger)
         self._joined = (enlistment,)
-
-    def __enter__(self) -> Self:
-        self.check_active()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if not self._is_over:
-            self.commit() if error is None else self.rollback()
 
     def commit(self) -> None:
         """Commit the session: fsync the half messages, flush, put the ledger row in place, COMMIT, deliver.

@@ -12,8 +12,7 @@ import itertools
 import weakref
 from collections.abc import Iterator, Sequence
 from functools import partial
-from types import TracebackType
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol
 
 from broker.database.bound_ledger import COMMITTED
 from broker.database.ledger_identity import DatabaseIdentity
@@ -23,7 +22,7 @@ from broker.enlisting.enlistment import Branch, Enlistment, JoinableTransaction,
 from broker.enlisting.search_path import check_schema, table_elsewhere
 from broker.enlisting.sqlalchemy_events import unknown_outcome
 from broker.errors import TransactionError
-from broker.local_transaction import LocalTransaction
+from broker.local_transaction import BlockTransaction
 from broker.transaction.service import HalfMessageService
 
 _places = itertools.count(1)
@@ -96,7 +95,7 @@ class RowsOfConnections(Protocol):
     def are_committed(self, keys: Sequence[str]) -> bool: ...
 
 
-class ConnectionTransaction(LocalTransaction, JoinableTransaction):
+class ConnectionTransaction(BlockTransaction, JoinableTransaction):
     """A transaction that ends as a connection's does: `with producer.begin_transaction(connection) as transaction:`.
 
     Leave the block and both commit; leave it by an exception and both roll back. `commit()` and `rollback()` do the
@@ -105,6 +104,8 @@ class ConnectionTransaction(LocalTransaction, JoinableTransaction):
     `immunity_s`: seconds, as of `Producer.begin_transaction`. Raises TransactionError for a connection that no message
     can join, and what the database raises.
     """
+
+    _statement = "producer.begin_transaction(connection)"
 
     waits_for_disk: ClassVar[bool] = True
     """A half message is durable when its send returns, since nothing runs just before COMMIT."""
@@ -130,16 +131,6 @@ class ConnectionTransaction(LocalTransaction, JoinableTransaction):
     def stage(self) -> Stage:
         """See LocalTransaction."""
         return self._enlistment.stage
-
-    def __enter__(self) -> Self:
-        self.check_active()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if not self._is_over:
-            self.commit() if error is None else self.rollback()
 
     def belongs_to(self, ledger: object) -> bool:
         """Whether its rows go into a ledger."""

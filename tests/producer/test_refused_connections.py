@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import sqlite3
 import threading
@@ -86,6 +87,20 @@ def test_a_connection_that_is_closed(lite: PlainDesk, post: PlainDesk) -> None:
         connection = desk.connection()
         connection.close()
         refused(desk, connection, "the connection is closed")
+
+
+def test_a_block_that_is_awaited(lite: PlainDesk, post: PlainDesk) -> None:
+    async def wrong(desk: PlainDesk) -> None:
+        transaction: Any = desk.producer.begin_transaction(desk.connection())
+        try:
+            async with transaction:
+                pytest.fail("it was entered")
+        finally:
+            transaction.rollback()
+
+    for desk in (lite, post):
+        with pytest.raises(TransactionError, match=r"write `with producer\.begin_transaction\(connection\)`"):
+            asyncio.run(wrong(desk))
 
 
 def test_another_database(lite: PlainDesk, post: PlainDesk, tmp_path: Path) -> None:
