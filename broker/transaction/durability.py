@@ -10,12 +10,9 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import TypeVar
-
-from broker.errors import BrokerError
+from typing import Any, TypeVar
 
 _T = TypeVar("_T")
-Done = Callable[[BaseException | None], None]
 
 
 class Waiting:
@@ -29,32 +26,21 @@ class Waiting:
     def _begin(self) -> None:
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._waiting: list[tuple[int, Done]] = []
+        self._waiting: list[tuple[int, Future[Any], object]] = []
         self._closed = False
 
     def future(self, end: int, result: _T) -> Future[_T]:
-        """Done, with this result, when the log is durable up to an offset; it cannot be cancelled."""
+        """Done when the log is durable up to an offset, with this result or what went wrong; it cannot be cancelled."""
         made: Future[_T] = Future()
         made.set_running_or_notify_cancel()
-
-        def done(fault: BaseException | None) -> None:
-            if fault is None:
-                made.set_result(result)
-            else:
-                made.set_exception(fault)
-
-        self._tell(end, done)
-        return made
-
-    def _tell(self, end: int, done: Done) -> None:
-        """Call `done` when the log is durable up to an offset: with None, or with what went wrong."""
         with self._wake:
-            has_thread = self._has_thread()
+            has_thread = not self._closed and self._has_thread()
             if has_thread:
-                self._waiting.append((end, done))
+                self._waiting.append((end, made, result))
                 self._wake.notify()
         if not has_thread:
-            self._settle_all([(end, done)])
+            self._settle_all([(end, made, result)])
+        return made
 
     def _has_thread(self) -> bool:
         """Start the thread, once; False where the system has none to give, as at exit: then the caller waits itself."""
@@ -77,14 +63,14 @@ class Waiting:
                 return
             self._settle_all(waiting)
 
-    def _settle_all(self, waiting: Sequence[tuple[int, Done]]) -> None:
-        fault: BaseException | None = None
+    def _settle_all(self, waiting: Sequence[tuple[int, Future[Any], object]]) -> None:
+        fault: Exception | None = None
         try:
-            self._settle(max(end for end, _ in waiting))
-        except BrokerError as error:
+            self._settle(max(end for end, _, _ in waiting))
+        except Exception as error:  # noqa: BLE001 - whatever it is, those who wait get it, and the thread goes on
             fault = error
-        for _, done in waiting:
-            done(fault)
+        for _, made, result in waiting:
+            made.set_result(result) if fault is None else made.set_exception(fault)
 
     def close(self) -> None:
         """End the thread, after all waiting callers were notified."""

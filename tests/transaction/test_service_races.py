@@ -15,6 +15,7 @@ import pytest
 import broker
 from broker.format.topics import PARK_TOPIC
 from broker.store.write.pending_record import PendingRecord
+from broker.transaction.durability import Waiting
 from broker.transaction.statetable import StateTableService
 from recovery.torture.second_reader import assert_one_truth, records_of
 from recovery.verify.verifier import verify
@@ -160,6 +161,21 @@ def test_a_future_waits_for_no_thread_that_the_system_does_not_give(
         second = store.transactions.prepare_async(message("2"), "shop")
         assert [future.result(timeout=20).slot for future in (first, second)] == [1, 2]
         assert store.visible_end >= second.result().end
+
+
+def test_a_future_is_done_whatever_the_disk_raises() -> None:
+    """Nobody would end the wait of those who came then, nor of any later one."""
+
+    def settle(end: int) -> None:
+        if end < 3:
+            raise ValueError(f"nothing settles {end}")
+
+    waiting = Waiting(settle)
+    failed = [waiting.future(end, "half") for end in (1, 2)]
+    assert [str(future.exception(timeout=20))[:15] for future in failed] == ["nothing settles"] * 2
+    assert waiting.future(3, "half").result(timeout=20) == "half"
+    waiting.close()
+    assert waiting.future(4, "late").result(timeout=20) == "late"  # its thread has ended: the call itself waits
 
 
 def test_a_forked_child_goes_on_with_its_parents_store(tmp_path: Path) -> None:
