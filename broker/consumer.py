@@ -192,7 +192,8 @@ class Consumer(Receiver):
 
     def positions(self) -> dict[tuple[str, int], int]:
         """By (topic, queue id), for all queues of the group, the queue offset of the lowest message that is not
-        acknowledged, from 0."""
+        acknowledged, from 0. Raises StoreError as all calls."""
+        self._check()
         cells = self._positions.cells
         return {
             (topic, queue_id): cells.position(cell)

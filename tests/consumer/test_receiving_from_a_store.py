@@ -232,6 +232,8 @@ def test_a_closed_consumer_says_so(checkback_store: LiveStore, timeout_s: float 
     consumer.close()
     with pytest.raises(broker.StoreError, match="was closed"):
         consumer.receive(timeout_s)  # type: ignore[arg-type]
+    with pytest.raises(broker.StoreError, match="was closed"):
+        consumer.positions()
 
 
 # Two who take over at the same moment from a member that died
