@@ -92,12 +92,7 @@ class Receiver(abc.ABC):
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         pause_s = _PAUSE_FIRST_S
         while not self._closed.is_set():
-            try:
-                found = self.receive_now()
-            except BrokerError:
-                if self._closed.is_set():  # by another thread, at this moment
-                    return None
-                raise
+            found = self._look()
             if found is not None:
                 return found
             if deadline is not None and time.monotonic() >= deadline:
@@ -105,6 +100,15 @@ class Receiver(abc.ABC):
             self._pause(pause_s)
             pause_s = min(pause_s * 1.3, _PAUSE_LAST_S)
         return None
+
+    def _look(self) -> ReceivedMessage | None:
+        """`receive_now`; None as well where another thread closes the consumer at this moment."""
+        try:
+            return self.receive_now()
+        except BrokerError:
+            if self._closed.is_set():
+                return None
+            raise
 
     def batch(self, limit: int, timeout_s: float | None = None) -> list[ReceivedMessage]:
         """Wait for the first message as `receive` does, and take what else is there by then: up to `limit` messages.
@@ -131,7 +135,7 @@ class Receiver(abc.ABC):
 
         pause_s = _PAUSE_FIRST_S
         while not self._closed.is_set():
-            found = self.receive_now()
+            found = self._look()
             if found is None:
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 1.3, _PAUSE_LAST_S)

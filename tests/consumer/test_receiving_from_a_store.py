@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -234,6 +235,24 @@ def test_a_closed_consumer_says_so(checkback_store: LiveStore, timeout_s: float 
         consumer.receive(timeout_s)  # type: ignore[arg-type]
     with pytest.raises(broker.StoreError, match="was closed"):
         consumer.positions()
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_loop_ends_where_another_thread_closes_the_consumer_as_it_looks(
+    checkback_store: LiveStore, monkeypatch: pytest.MonkeyPatch, is_async: bool
+) -> None:
+    consumer = checkback_store.consumer("billing", "orders")
+    check = consumer._check
+
+    def closed_first() -> None:
+        consumer.close()
+        check()
+
+    async def consume() -> list[broker.ReceivedMessage]:
+        return [message async for message in consumer]
+
+    monkeypatch.setattr(consumer, "_check", closed_first)
+    assert (asyncio.run(consume()) if is_async else list(consumer)) == []
 
 
 # Two who take over at the same moment from a member that died
