@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from broker.consuming.group.membership import share
 from broker.remoting.bodies import MessageQueue
 
 
@@ -24,13 +25,4 @@ def averagely(queues: Iterable[MessageQueue], client_ids: Sequence[str], client_
     ids = sorted(set(client_ids))
     if client_id not in ids:
         return []
-    listed, index = sorted(queues, key=order_of), ids.index(client_id)
-    rest = len(listed) % len(ids)
-    if len(listed) <= len(ids):
-        size = 1
-    else:
-        size = len(listed) // len(ids) + (1 if rest and index < rest else 0)
-    start = index * size if rest and index < rest else index * size + rest
-    if len(listed) <= len(ids):
-        start = index
-    return listed[start : start + size]
+    return share(sorted(queues, key=order_of), ids, client_id)

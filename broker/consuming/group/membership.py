@@ -14,6 +14,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 from zlib import crc32
 
 from broker.consuming.group.consumer_table import MEMBERS, ConsumerTable
@@ -25,6 +26,7 @@ from broker.store.disk.paths import Paths
 from broker.store.shared.published_clients import PublishedClients
 from broker.store.shared.queue_lock_file import holder, read_locks
 
+_Queue = TypeVar("_Queue")
 SEEN_EVERY_MS = 1000  # how often a member says for retention that its group is there
 SILENT_MS = 60_000  # RocketMQ gives a queue's lock 60 s, too: RebalanceLockManager (5.3.3)
 
@@ -228,7 +230,7 @@ def client_id(number: int) -> str:
     return f"store@{number}"
 
 
-def share(queues: Sequence[int], members: Sequence[object], own: object, turn: int = 0) -> list[int]:
+def share(queues: Sequence[_Queue], members: Sequence[object], own: object, turn: int = 0) -> list[_Queue]:
     """The queues of one topic that fall to a member: neighbours together, no share larger by more than one.
 
     `turn` moves the larger shares on, so that of many topics with one queue each they do not all fall to one member.
