@@ -36,7 +36,7 @@ from broker.consuming.reading import readable_end
 from broker.consuming.redelivery import RETRIES_MAX, record_of, sent_back
 from broker.consuming.tags import Selection
 from broker.errors import StoreError
-from broker.format.topics import SCHEDULE_TOPIC, retry_topic
+from broker.format.topics import DELAYS_MS, SCHEDULE_TOPIC, retry_topic
 from broker.message import ReceivedMessage
 from broker.receiving import Receiver
 
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
 ACK_TIMEOUT_S = 900.0  # RocketMQ: consumeTimeout, 15 minutes
 _SUSPEND_MS = 1000  # RocketMQ: suspendCurrentQueueTimeMillis
-_DELAY_LEVELS = 18
 
 
 class Consumer(Receiver):
@@ -224,5 +223,5 @@ class Consumer(Receiver):
     def _make_topic(self, topic: str) -> None:
         """RocketMQ makes a group's retry topic when a consumer registers, the others when they are needed."""
         if self._store.topic(topic) is None:
-            queues = _DELAY_LEVELS if topic == SCHEDULE_TOPIC else 1
+            queues = len(DELAYS_MS) if topic == SCHEDULE_TOPIC else 1
             self._store.create_topic(topic, queues=queues, message_type="", change=False)

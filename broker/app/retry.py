@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import cast
 
 from broker.consuming.arguments import check_retries
-from broker.consuming.redelivery import DELAYS_MS
 from broker.errors import BodyError, BrokerError
+from broker.format.topics import DELAYS_MS
 
 _LEVELS_S = tuple(delay_ms / 1000 for delay_ms in DELAYS_MS[2:])  # RocketMQ: 10 s, 30 s, 1 min … 2 h
 _DELAY_MAX_S = 30 * 86_400

@@ -7,17 +7,15 @@ from collections.abc import Iterable
 from broker.database.dedup import Processed
 from broker.errors import BrokerError, MessageRejected, shown
 from broker.format.topics import (
+    DELAYS_MS,
     DLQ_PREFIX,
     GROUP_SIZE_MAX,
     check_topic_name,
     dlq_topic,
-    parse_delay_levels,
     retry_topic,
 )
 from broker.message import ReceivedMessage
 from broker.store.maintain.retention import SECONDS_MAX
-
-_DELAY_LEVELS = len(parse_delay_levels())
 
 
 def check_consumer_names(group: object, topics: object) -> tuple[str, ...]:
@@ -55,8 +53,8 @@ def check_flag(name: str, value: object) -> None:
 
 def check_retry_level(name: str, level: object) -> None:
     """Raises BrokerError for what is neither a delay level, nor 0 for at once, nor -1 for the dead letters."""
-    if level is not None and (type(level) is not int or not -1 <= level <= _DELAY_LEVELS):
-        reason = f"a level from 1 (1 s) to {_DELAY_LEVELS} (2 h), 0 for at once, or -1 for the dead letters"
+    if level is not None and (type(level) is not int or not -1 <= level <= len(DELAYS_MS)):
+        reason = f"a level from 1 (1 s) to {len(DELAYS_MS)} (2 h), 0 for at once, or -1 for the dead letters"
         raise BrokerError(f"{name} is {reason}, not {shown(level)}")
 
 

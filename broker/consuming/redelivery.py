@@ -21,13 +21,12 @@ from broker.format import properties as names
 from broker.format.commitlog import Record, make_record
 from broker.format.java import decode_message_id, encode_message_id
 from broker.format.sysflag import COMPRESSED, COMPRESSION_MASK
-from broker.format.topics import DLQ_PREFIX, SCHEDULE_TOPIC, dlq_topic, parse_delay_levels, retry_topic
+from broker.format.topics import DELAYS_MS, DLQ_PREFIX, SCHEDULE_TOPIC, dlq_topic, retry_topic
 from broker.message import ReceivedMessage
 from broker.store.write.admission import timer_level
 from broker.store.write.pending_record import LOCAL_HOST, PendingRecord, draft
 from broker.transaction.events import WHY
 
-DELAYS_MS = parse_delay_levels()
 RETRIES_MAX = 16
 _FIRST_LEVEL = 3  # 10 s: a first failure waits as long as RocketMQ's
 _REASON_SIZE = 500
@@ -132,7 +131,7 @@ def _first_that_fits(record: Record, ways: Sequence[_Way], reconsume_times: int)
     return _copy(record, *last, reconsume_times)
 
 
-def due(record: Record, now_ms: int, delays_ms: Sequence[int] = tuple(DELAYS_MS)) -> PendingRecord:
+def due(record: Record, now_ms: int, delays_ms: Sequence[int] = DELAYS_MS) -> PendingRecord:
     """What a record in the schedule topic becomes when its time has come. Raises CorruptRecord without REAL_TOPIC.
 
     Delivered, it keeps its delay level, as with RocketMQ. One with a delay of any length waits in a shorter level for

@@ -15,11 +15,11 @@ from broker.consuming.group.membership import SEEN_EVERY_MS, Membership, monoton
 from broker.consuming.group.offset_export import SCHEDULE_GROUP
 from broker.consuming.group.positions import Positions
 from broker.consuming.reading import readable_end
-from broker.consuming.redelivery import DELAYS_MS, due
+from broker.consuming.redelivery import due
 from broker.errors import CorruptStore, MessageRejected
 from broker.format import properties as names
 from broker.format.commitlog import Record
-from broker.format.topics import LONGEST_DELAY_MS, SCHEDULE_TOPIC, deliver_time_ms
+from broker.format.topics import DELAYS_MS, LONGEST_DELAY_MS, SCHEDULE_TOPIC, deliver_time_ms
 from broker.store.read.consumequeue import ConsumeQueue
 from broker.store.write.pending_record import PendingRecord
 
@@ -38,10 +38,10 @@ class Schedule:
         store: WritableStore,
         positions: Positions,
         member: Membership,
-        delays_ms: Sequence[int] = tuple(DELAYS_MS),
+        delays_ms: Sequence[int] = DELAYS_MS,
     ) -> None:
         self._store, self._positions, self._member = store, positions, member
-        self._delays_ms = list(delays_ms)
+        self._delays_ms = delays_ms
         self._cells = positions.cells
         self._fence: int | None = None
         self._lease_cell: int | None = None
@@ -169,7 +169,7 @@ class Schedule:
         """
         stored_ms = record.store_timestamp_ms
         delay_ms = of_unit_ms - stored_ms
-        is_of_broker = of_unit_ms != deliver_time_ms(queue_id + 1, stored_ms, DELAYS_MS)
+        is_of_broker = of_unit_ms != deliver_time_ms(queue_id + 1, stored_ms)
         is_level = delay_ms % 1000 == 0 or names.UNIQ_KEY not in record.property_map
         if is_of_broker and is_level and 0 <= delay_ms <= LONGEST_DELAY_MS:
             return of_unit_ms

@@ -6,6 +6,7 @@ RocketMQ: TopicValidator, MixAll, TransactionalMessageUtil (5.3.3). Names on dis
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from broker.errors import MessageRejected, shown
 
@@ -107,13 +108,16 @@ def parse_delay_levels(text: str = DELAY_LEVELS) -> list[int]:
     return delays_ms
 
 
-def deliver_time_ms(delay_level: int, store_timestamp_ms: int, delays_ms: list[int] | None = None) -> int:
+DELAYS_MS = tuple(parse_delay_levels())
+"""The delay of each level in milliseconds; level 1 is the first."""
+
+
+def deliver_time_ms(delay_level: int, store_timestamp_ms: int, delays_ms: Sequence[int] = DELAYS_MS) -> int:
     """When a record in the schedule topic is due; it stands in its ConsumeQueue unit where the tag's hash would.
 
     A level above the table's end means the last one. Quirk: a level below 1 means one second.
     RocketMQ: DefaultMessageStore.computeDeliverTimestamp (5.3.3).
     """
-    table = parse_delay_levels() if delays_ms is None else delays_ms
     if delay_level < 1:
         return store_timestamp_ms + 1000
-    return store_timestamp_ms + table[min(delay_level, len(table)) - 1]
+    return store_timestamp_ms + delays_ms[min(delay_level, len(delays_ms)) - 1]

@@ -12,10 +12,8 @@ from typing import Any, NamedTuple, cast
 from broker.database.bound_ledger import BoundLedger
 from broker.errors import MessageRejected, TransactionError, given_in_seconds, shown
 from broker.format import properties as names
-from broker.format.topics import parse_delay_levels
+from broker.format.topics import DELAYS_MS
 from broker.message import Message
-
-DELAY_LEVELS = len(parse_delay_levels())
 
 _GROUP = re.compile(r"[%|a-zA-Z0-9_-]{1,255}")
 _DELAY_MAX_S = 1e9  # far above what a store takes, which says its own limit
@@ -86,8 +84,8 @@ class SendOptions(NamedTuple):
         if sum(one is not None for one in (level, self.deliver_at, self.delay)) > 1:
             raise MessageRejected("a message has one delay: say delay_level, deliver_at or delay")
         if level is not None:
-            if type(level) is not int or not 1 <= level <= DELAY_LEVELS:
-                text = f"a delay_level is a level from 1 (1 s) to {DELAY_LEVELS} (2 h), not {shown(level)}"
+            if type(level) is not int or not 1 <= level <= len(DELAYS_MS):
+                text = f"a delay_level is a level from 1 (1 s) to {len(DELAYS_MS)} (2 h), not {shown(level)}"
                 raise MessageRejected(text)
             extra[names.DELAY] = str(level)
         if (due_ms := self._due_ms()) is not None:

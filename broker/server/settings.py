@@ -10,14 +10,13 @@ from typing import TypedDict
 
 from broker.errors import BrokerError, shown
 from broker.format.java import Host
-from broker.format.topics import DELAY_LEVELS, parse_delay_levels
+from broker.format.topics import DELAY_LEVELS, DELAYS_MS, parse_delay_levels
 from broker.server.acl import AccessControl
 from broker.server.event_loop import LOOPS
 from broker.server.tls import server_context
 from broker.store.write.admission import LOCAL_TIMER_MAX_MS
 
 PORT = 10911
-_LEVELS = len(DELAY_LEVELS.split())
 _NAME_SIZE_MAX = 127
 _TEXTS = ("listen", "advertise", "broker_name", "cluster", "delay_levels", "loop", "ha")
 _FILES = ("acl", "certificate", "private_key")
@@ -227,9 +226,7 @@ def _delays_ms(levels: str) -> list[int]:
         found = parse_delay_levels(levels)
     except (ValueError, AttributeError):
         found = []
-    if len(found) != _LEVELS or max(found) > LOCAL_TIMER_MAX_MS:
-        text = (
-            f"delay_levels is {_LEVELS} delays of up to 366 days, such as {DELAY_LEVELS!r}: numbers with s, m, h or d"
-        )
-        raise BrokerError(f"{text}, not {levels!r:.80}")
+    if len(found) != len(DELAYS_MS) or max(found) > LOCAL_TIMER_MAX_MS:
+        text = f"delay_levels is {len(DELAYS_MS)} delays of up to 366 days, such as {DELAY_LEVELS!r}"
+        raise BrokerError(f"{text}: numbers with s, m, h or d, not {levels!r:.80}")
     return found

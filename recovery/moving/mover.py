@@ -18,10 +18,9 @@ from contextlib import contextmanager
 from itertools import chain
 
 from broker.cluster.network.settings import ClientSettings
-from broker.consuming.redelivery import DELAYS_MS
 from broker.errors import StoreError
 from broker.format.commitlog import Record
-from broker.format.topics import SCHEDULE_TOPIC
+from broker.format.topics import DELAYS_MS, SCHEDULE_TOPIC
 from broker.ledger import Ledger
 from broker.remoting.bodies import MessageQueue
 from broker.store.disk.files import Disk

@@ -12,9 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from zlib import crc32
 
-from broker.consuming.redelivery import DELAYS_MS
 from broker.errors import BrokerError, ClusterError
-from broker.format.topics import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
+from broker.format.topics import DELAYS_MS, HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from broker.producing.destination import STORED
 from broker.remoting.bodies import MessageQueue
 from recovery.moving.catalog import SENDING, SENT, MoveCatalog, QueueProgress

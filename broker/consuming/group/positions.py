@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING
 from broker.consuming.group.consumer_table import UNSET, ConsumerTable
 from broker.consuming.group.offset_export import SCHEDULE_GROUP, OffsetExport
 from broker.errors import BrokerError, given_in_seconds
-from broker.format.topics import DELAY_LEVELS, SCHEDULE_TOPIC
+from broker.format.topics import DELAYS_MS, SCHEDULE_TOPIC
 from broker.store.shared.control import boot_words
 
 if TYPE_CHECKING:
     from broker.writable_store import WritableStore
-
-_LEVELS = len(DELAY_LEVELS.split())
 
 
 @dataclass(frozen=True)
@@ -137,7 +135,7 @@ class Positions:
 
     def levels(self) -> list[int]:
         """The cells of the delay levels, level 1 first."""
-        return [self.cell(SCHEDULE_GROUP, SCHEDULE_TOPIC, queue_id) for queue_id in range(_LEVELS)]
+        return [self.cell(SCHEDULE_GROUP, SCHEDULE_TOPIC, queue_id) for queue_id in range(len(DELAYS_MS))]
 
     def reset(self, group: str, topic: str, start: Start | int, queue_id: int | None = None) -> dict[int, int]:
         """Put a group back or forward, in one queue or in all; returns the new positions.

@@ -11,7 +11,7 @@ from typing import Any
 
 from broker.consuming.group.consumer_table import UNSET
 from broker.consuming.group.offset_export import SCHEDULE_GROUP
-from broker.format.topics import DELAY_LEVELS, SCHEDULE_TOPIC
+from broker.format.topics import DELAYS_MS, SCHEDULE_TOPIC
 from broker.remoting.admin_headers import (
     GetConsumeStatsRequestHeader,
     GroupRequestHeader,
@@ -204,7 +204,7 @@ def _earliest_ms(context: ServerContext) -> int:
 def _delays(context: ServerContext) -> dict[str, str]:
     """How far each delay level is delivered, and how far it goes."""
     cells, found = context.positions.table.cells, {}
-    for level in range(1, len(DELAY_LEVELS.split()) + 1):
+    for level in range(1, len(DELAYS_MS) + 1):
         cell = cells.find(SCHEDULE_GROUP, SCHEDULE_TOPIC, level - 1)
         position = UNSET if cell is None else cells.position(cell)
         end = context.store.writer.queue_end(SCHEDULE_TOPIC, level - 1)

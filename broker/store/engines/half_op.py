@@ -25,7 +25,7 @@ from broker.format.commitlog import BODY_AT, Record, RecordHead, RecordMiddle, d
 from broker.format.record import opmessage
 from broker.format.record.recordcrc import stated_record_crc
 from broker.format.sysflag import BORN_IPV6, STORE_IPV6, TransactionType, with_transaction_type
-from broker.format.topics import HALF_TOPIC, OP_TAG, OP_TOPIC, SCHEDULE_TOPIC, parse_delay_levels
+from broker.format.topics import DELAYS_MS, HALF_TOPIC, OP_TAG, OP_TOPIC, SCHEDULE_TOPIC
 from broker.message import ReceivedMessage
 from broker.store.disk.paths import HALF_OP as NAME
 from broker.store.disk.paths import Paths
@@ -53,7 +53,6 @@ _BODY_LENGTH_AT = _BODY_AT - 4
 _PREPARED_AT = _BODY_AT - RecordMiddle.SIZE + RecordMiddle.OFFSET["prepared_transaction_offset"]
 _QUEUE_ID_AT = RecordHead.OFFSET["queue_id"]
 _LAST_OF_TYPE_AT = RecordHead.OFFSET["sys_flag"] + 3  # the byte with the two bits of the transaction type
-_LEVELS = len(parse_delay_levels())
 _CRC_AT, _BORN_AT = RecordHead.OFFSET["body_crc"], RecordHead.OFFSET["born_timestamp_ms"]
 _OP = draft(OP_TOPIC, b"", {names.WAIT: "true", names.TAGS: OP_TAG}, queue_id=QUEUE, born_timestamp_ms=0)
 _OP_SIZE = len(_OP.raw)
@@ -178,7 +177,7 @@ def _target(properties: Mapping[str, str]) -> DeliveryTarget | None:
 
 def _delay_level(properties: Mapping[str, str]) -> int:
     """Anything but a level means none: a store may hold any text there, and must open."""
-    return min(names.decimal(properties.get(HALF_DELAY, ""), 9) or 0, _LEVELS)
+    return min(names.decimal(properties.get(HALF_DELAY, ""), 9) or 0, len(DELAYS_MS))
 
 
 def _codes(topic: str, properties: Mapping[str, str]) -> tuple[int, ...]:

@@ -14,12 +14,12 @@ from broker.format import properties as names
 from broker.format.commitlog import MESSAGE_SIZE_MAX
 from broker.format.config import DEFAULT_QUEUES, TopicConfig, new_topic
 from broker.format.topics import (
+    DELAYS_MS,
     DLQ_PREFIX,
     RETRY_PREFIX,
     SCHEDULE_TOPIC,
     SEND_REFUSED_TOPICS,
     is_system_topic,
-    parse_delay_levels,
 )
 from broker.message import Message
 from broker.store.shared.topicfile import Rules, TopicFile
@@ -60,8 +60,8 @@ def delay_level(properties: Mapping[str, str]) -> int:
     if level is not None and said.startswith("-"):
         return 0
     if level is None:
-        raise MessageRejected(f"{names.DELAY} is a level from 1 to {len(parse_delay_levels())}, not {said!r:.40}")
-    return min(level, len(parse_delay_levels()))
+        raise MessageRejected(f"{names.DELAY} is a level from 1 to {len(DELAYS_MS)}, not {said!r:.40}")
+    return min(level, len(DELAYS_MS))
 
 
 def deliver_at_ms(properties: Mapping[str, str], now_ms: int, max_ms: int = TIMER_MAX_MS) -> int | None:
@@ -84,7 +84,7 @@ def deliver_at_ms(properties: Mapping[str, str], now_ms: int, max_ms: int = TIME
     return None
 
 
-def timer_level(left_ms: int, delays_ms: Sequence[int] = tuple(parse_delay_levels())) -> int:
+def timer_level(left_ms: int, delays_ms: Sequence[int] = DELAYS_MS) -> int:
     """The delay level that a message with a delay of any length waits in next: the longest that is not too long.
 
     The last step takes the first level, so that it is never early and at most that late.
@@ -179,7 +179,7 @@ def _first(topic: str, *, system: bool) -> TopicConfig:
     if not system and (topic in SEND_REFUSED_TOPICS):
         raise MessageRejected(f"{topic} is the broker's own topic; applications cannot send to it")
     if topic == SCHEDULE_TOPIC:
-        return new_topic(topic, len(parse_delay_levels()))
+        return new_topic(topic, len(DELAYS_MS))
     return new_topic(topic, 1) if system or is_system_topic(topic) else new_topic(topic, DEFAULT_QUEUES)
 
 

@@ -19,7 +19,7 @@ from broker.format.consumequeue import UNIT_SIZE
 from broker.format.redolog import PREPARED_TAG
 from broker.format.statetable import SLOT_SIZE, Slot
 from broker.format.sysflag import TransactionType
-from broker.format.topics import SCHEDULE_TOPIC, deliver_time_ms, parse_delay_levels
+from broker.format.topics import SCHEDULE_TOPIC, deliver_time_ms
 from broker.store.disk.files import Disk, Missing
 from broker.store.disk.paths import Paths, is_topic_directory
 from broker.store.read.layout import StoreLayout
@@ -37,7 +37,6 @@ _LAST_OF_STATE = SLOT_SIZE - 1  # one byte holds the state: the other three of t
 _PREPARED, _COMMIT = int(TransactionType.PREPARED), int(TransactionType.COMMIT)
 _ROLLBACK = int(TransactionType.ROLLBACK)
 ANY_HALF = -1  # in the place of a CommitLog offset
-_DELAYS_MS = parse_delay_levels()
 _SLOTS, _REDO_UNITS, _GENERATION = int(Word.SLOTS), int(Word.REDO_UNITS), int(Word.GENERATION)
 
 _Read = TypeVar("_Read")
@@ -171,7 +170,7 @@ class Dispatcher:
         due_ms = None
         if self.due_of_broker is not None:
             due_ms = self.due_of_broker(queue_id, queue_offset, commitlog_offset, stored_ms)
-        return deliver_time_ms(queue_id + 1, stored_ms, _DELAYS_MS) if due_ms is None else due_ms
+        return deliver_time_ms(queue_id + 1, stored_ms) if due_ms is None else due_ms
 
     def _open_slot(self, draft: PendingRecord, commitlog_offset: int, slot: int, store_timestamp_ms: int) -> None:
         view, at = self.table.at(slot * SLOT_SIZE)

@@ -33,7 +33,7 @@ from broker.format.index import key_hash
 from broker.format.java import REMEMBERED, Host, short_hash, string_hash
 from broker.format.record.recordcrc import record_crc_reserve
 from broker.format.sysflag import TransactionType, transaction_type
-from broker.format.topics import SCHEDULE_TOPIC, parse_delay_levels
+from broker.format.topics import DELAYS_MS, SCHEDULE_TOPIC
 
 LOCAL_HOST = Host(bytes((127, 0, 0, 1)), 10911)
 
@@ -62,7 +62,6 @@ _ROLLBACK = TransactionType.ROLLBACK
 _PREPARED = TransactionType.PREPARED
 _UNIQ_KEY, _KEYS, _TAGS, _PGROUP = names.UNIQ_KEY, names.KEYS, names.TAGS, names.PGROUP
 _DELAY = names.DELAY
-_LEVELS = len(parse_delay_levels())
 
 fast_draft: Callable[..., PendingRecord | None] | None = compiled.fast.draft if compiled.fast else None
 _fast_codes: Callable[..., tuple[int, ...] | None] | None = compiled.fast.index_codes if compiled.fast else None
@@ -291,7 +290,7 @@ def _delay_queue(half_properties: dict[str, str]) -> int:
     level = names.decimal(half_properties[_DELAY], 9)
     if level is None or names.REAL_TOPIC not in half_properties:
         return -1
-    return min(level, _LEVELS) - 1
+    return min(level, len(DELAYS_MS)) - 1
 
 
 def end_draft(half: PendingRecord, half_offset: int, slot: int, kind: TransactionType) -> PendingRecord:
