@@ -7,7 +7,7 @@ import contextlib
 import weakref
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from broker.consuming.once import InProcess, check_session, guard_session, may_be_undone
 from broker.database.arguments import OnlyAsyncWith, OnlyWith
@@ -137,16 +137,8 @@ def _unheard(_: Exception) -> None:
     """Nobody is to hear why a COMMIT failed but the caller, who gets the error."""
 
 
-class _BlockAnswers:
-    """Refuses `if consumer.process(...)`: true for each delivery, and nothing would be noted."""
-
-    def __bool__(self) -> bool:
-        text = "whether it is the first time is what a block of process() gets"
-        raise TransactionError(f"{text}: write `with consumer.process(message, session) as first`, or first_time()")
-
-
-class Processing(_BlockAnswers, OnlyWith):
-    """One message being processed. Entering returns whether it is the first time."""
+class _ProcessBlock:
+    """What the blocks for both kinds of sessions share. `in_process` is that of a consumer; None: a handler's block."""
 
     _statement = "consumer.process(message, session)"
 
@@ -154,7 +146,7 @@ class Processing(_BlockAnswers, OnlyWith):
         self,
         consumer: Acknowledges,
         message: ReceivedMessage,
-        session: Session,
+        session: Any,
         in_process: InProcess | None = None,
         *,
         on_failed_commit: Callable[[Exception], None] = _unheard,
@@ -163,6 +155,17 @@ class Processing(_BlockAnswers, OnlyWith):
         self._block = _WatchedBody(in_process, message)
         self._on_failed_commit = on_failed_commit
         self._first = True
+
+    def __bool__(self) -> bool:
+        """Refuses `if consumer.process(...)`: true for each delivery, and nothing would be noted."""
+        text = "whether it is the first time is what a block of process() gets"
+        raise TransactionError(f"{text}: write `with consumer.process(message, session) as first`, or first_time()")
+
+
+class Processing(_ProcessBlock, OnlyWith):
+    """One message being processed. Entering returns whether it is the first time."""
+
+    _session: Session
 
     def __enter__(self) -> bool:
         try:
@@ -201,24 +204,10 @@ class Processing(_BlockAnswers, OnlyWith):
         return False
 
 
-class AsyncProcessing(_BlockAnswers, OnlyAsyncWith):
+class AsyncProcessing(_ProcessBlock, OnlyAsyncWith):
     """The same for an async session: `async with consumer.process(message, session) as first:`."""
 
-    _statement = "consumer.process(message, session)"
-
-    def __init__(
-        self,
-        consumer: Acknowledges,
-        message: ReceivedMessage,
-        session: AsyncSession,
-        in_process: InProcess | None = None,
-        *,
-        on_failed_commit: Callable[[Exception], None] = _unheard,
-    ) -> None:
-        self._consumer, self._message, self._session = consumer, message, session
-        self._block = _WatchedBody(in_process, message)
-        self._on_failed_commit = on_failed_commit
-        self._first = True
+    _session: AsyncSession
 
     async def __aenter__(self) -> bool:
         try:
