@@ -180,7 +180,6 @@ class Schedule:
         cell = self._positions.cell(SCHEDULE_GROUP, SCHEDULE_TOPIC, queue_id)
         self._due_ms = {key: at for key, at in self._due_ms.items() if key[0] != queue_id}
         with self._cells.lock:
-            mine = self._fence is not None and self._lease_cell is not None
-            mine = mine and self._cells.fence(self._lease_cell or 0) == (self._fence or 0)
-            if mine and self._cells.position(cell) < position:
+            is_mine = self._lease_cell is not None and self._cells.fence(self._lease_cell) == self._fence
+            if is_mine and self._cells.position(cell) < position:
                 self._cells.put(cell, position)
