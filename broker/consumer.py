@@ -19,15 +19,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from broker.consuming.arguments import (
-    check_consumer_names,
-    check_flag,
-    check_received,
-    check_retries,
-    check_retry_level,
-    check_seconds,
-    reason_text,
-)
+from broker.consuming.arguments import check_consumer_names, check_consumer_options, check_received, check_retry
 from broker.consuming.consumer_worker import ConsumerWorker
 from broker.consuming.group.leases import Leases
 from broker.consuming.group.membership import Membership
@@ -76,11 +68,10 @@ class Consumer(Receiver):
         """Whether each queue is handed out one message at a time."""
         self.topics: tuple[str, ...] = check_consumer_names(group, topic)
         """The topics that it asked for; the group's retries come besides."""
-        check_flag("ordered", ordered)
-        check_flag("retries_first", retries_first)
-        check_retries("max_retries", max_retries)
-        check_retry_level("retry_delay_level", retry_delay_level)
-        check_seconds("ack_timeout_s", ack_timeout_s)
+        check_consumer_options(
+            ordered=ordered, retries_first=retries_first, max_retries=max_retries,
+            retry_delay_level=retry_delay_level, ack_timeout_s=ack_timeout_s,
+        )  # fmt: skip
         self._store, self._max_retries = store, max_retries
         self._retry_delay_level = retry_delay_level
         selection, begin = Selection.parse(tags), Start.parse(start)
@@ -161,10 +152,7 @@ class Consumer(Receiver):
         RocketMQ: DefaultMQPushConsumerImpl.sendMessageBack (5.3.3).
         """
         self._check()
-        check_received("retry", message)
-        check_retry_level("delay_level", delay_level)
-        check_seconds("delay_s", delay_s, may_be_zero=True)
-        text = reason_text(reason)
+        text = check_retry(message, delay_level, delay_s, reason)
         delay_ms = None if delay_s is None else int(delay_s * 1000)
         if self.ordered and (delay_level is None or delay_level >= 0):
             return self._leases.again(message.commitlog_offset, _SUSPEND_MS if delay_ms is None else delay_ms)

@@ -116,7 +116,7 @@ class Receiver(abc.ABC):
         Empty when none came in `timeout_s` seconds; None: no limit. Each is acknowledged by itself: `ack`, or all of
         them by `ack_all`. Raises what `receive` raises, BrokerError for a limit below 1.
         """
-        check_limit("limit", limit)
+        check_limit(limit)
         first = self.receive(timeout_s) if timeout_s is not None else self.receive()
         messages = [] if first is None else [first]
         while messages and len(messages) < limit and (message := self.receive_now()) is not None:

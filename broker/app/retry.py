@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from broker.consuming.arguments import check_retries
+from broker.consuming.arguments import check_max_retries
 from broker.errors import BodyError, BrokerError
 from broker.format.topics import DELAYS_MS
 
@@ -58,7 +58,7 @@ class Retry:
     """Whether retries are handed out before messages that are new. A group has it when one of its handlers asks."""
 
     def __post_init__(self) -> None:
-        check_retries("max_retries", self.max_retries)
+        check_max_retries(self.max_retries)
         delays = self.delays_s
         if not isinstance(delays, list | tuple) or not delays or not all(_is_delay(one) for one in delays):
             raise BrokerError(f"delays_s are numbers of seconds from 0 to {_DELAY_MAX_S}, not {delays!r:.60}")
@@ -91,7 +91,7 @@ class Retry:
         is_factor = is_number and 1 <= factor <= sys.float_info.max
         if not _is_delay(first_s) or not _is_delay(longest_s) or not first_s or not is_factor:
             raise BrokerError("first_s and longest_s are seconds above 0, and factor is a number from 1 on")
-        check_retries("max_retries", max_retries)
+        check_max_retries(max_retries)
         steps = 1 if factor == 1 else math.ceil(math.log(max(longest_s / first_s, 1), factor)) + 1
         delays = [min(first_s * factor**step, longest_s) for step in range(min(steps, max(max_retries, 1)))]
         return cls(max_retries, delays, retry_on, give_up_on, first)

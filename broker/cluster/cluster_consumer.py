@@ -19,15 +19,7 @@ from broker.cluster.membership.holdings import Holdings
 from broker.cluster.network.client import ClusterClient
 from broker.cluster.network.event_loop import LoopThread
 from broker.cluster.network.settings import ClientSettings
-from broker.consuming.arguments import (
-    check_consumer_names,
-    check_flag,
-    check_received,
-    check_retries,
-    check_retry_level,
-    check_seconds,
-    reason_text,
-)
+from broker.consuming.arguments import check_consumer_names, check_consumer_options, check_received, check_retry
 from broker.consuming.group.positions import Start
 from broker.consuming.tags import Selection
 from broker.errors import BrokerError, ClusterError, MessageRejected, NotInCluster, NotPermitted
@@ -79,11 +71,10 @@ class ClusterConsumer(Receiver):
         """See `LiveCluster.consumer`. Raises NotInCluster for a retry at once."""
         super().__init__(group, processed)
         self.ordered, self.topics = ordered, check_consumer_names(group, topic)
-        check_flag("ordered", ordered)
-        check_flag("retries_first", retries_first)
-        check_retries("max_retries", max_retries)
-        check_retry_level("retry_delay_level", retry_delay_level)
-        check_seconds("ack_timeout_s", ack_timeout_s)
+        check_consumer_options(
+            ordered=ordered, retries_first=retries_first, max_retries=max_retries,
+            retry_delay_level=retry_delay_level, ack_timeout_s=ack_timeout_s,
+        )  # fmt: skip
         if retry_delay_level == 0 and not ordered:
             raise NotInCluster(_NOT_AT_ONCE.format("retry_delay_level"))
         selection, begin = Selection.parse(tags), Start.parse(start)
@@ -150,10 +141,7 @@ class ClusterConsumer(Receiver):
         RocketMQ: DefaultMQPushConsumerImpl.sendMessageBack (5.3.3).
         """
         self._check()
-        check_received("retry", message)
-        check_retry_level("delay_level", delay_level)
-        check_seconds("delay_s", delay_s, may_be_zero=True)
-        text = reason_text(reason)
+        text = check_retry(message, delay_level, delay_s, reason)
         level = self._retry_delay_level if delay_level is None else delay_level
         if self.ordered and (level is None or level >= 0):
             return self._holdings.again(message, _SUSPEND_S if delay_s is None else delay_s)

@@ -39,10 +39,29 @@ def check_consumer_names(group: object, topics: object) -> tuple[str, ...]:
     return tuple(listed)
 
 
-def check_retries(name: str, count: object) -> None:
+def check_consumer_options(
+    *, ordered: object, retries_first: object, max_retries: object, retry_delay_level: object, ack_timeout_s: object
+) -> None:
+    """Raises BrokerError for an option of a consumer that is out of range."""
+    check_flag("ordered", ordered)
+    check_flag("retries_first", retries_first)
+    check_max_retries(max_retries)
+    check_retry_level("retry_delay_level", retry_delay_level)
+    check_seconds("ack_timeout_s", ack_timeout_s)
+
+
+def check_retry(message: object, delay_level: object, delay_s: object, reason: object) -> str:
+    """The reason as text. Raises BrokerError for an argument of `retry` that is out of range."""
+    check_received("retry", message)
+    check_retry_level("delay_level", delay_level)
+    check_seconds("delay_s", delay_s, may_be_zero=True)
+    return reason_text(reason)
+
+
+def check_max_retries(count: object) -> None:
     """Raises BrokerError for what is not a number of retries."""
     if type(count) is not int or count < 0:
-        raise BrokerError(f"{name} is a whole number from 0 on, not {shown(count)}")
+        raise BrokerError(f"max_retries is a whole number from 0 on, not {shown(count)}")
 
 
 def check_flag(name: str, value: object) -> None:
@@ -68,10 +87,10 @@ def check_seconds(name: str, seconds: object, *, may_be_zero: bool = False) -> N
         raise BrokerError(f"{name} is a number of seconds {least}, not {shown(seconds)}")
 
 
-def check_limit(name: str, limit: object) -> None:
+def check_limit(limit: object) -> None:
     """Raises BrokerError for what is not a number of messages."""
     if type(limit) is not int or limit < 1:
-        raise BrokerError(f"{name} is a whole number from 1 on, not {shown(limit)}")
+        raise BrokerError(f"limit is a whole number from 1 on, not {shown(limit)}")
 
 
 def check_received(verb: str, message: object) -> None:
