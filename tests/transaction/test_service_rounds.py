@@ -11,8 +11,6 @@ import pytest
 
 import broker
 from broker.store.read.store import Store
-from broker.transaction.connected import ConnectedProducers
-from broker.transaction.loading import load_listener
 from broker.transaction.rounds import is_due
 from broker.transaction.service import CheckListener, TransactionalMessageService
 from broker.transaction.statetable import StateTableService
@@ -141,22 +139,6 @@ def test_it_asks_when_it_is_time(tmp_path: Path) -> None:
         assert store.transactions.check(3_600_000, 15, Answers(yes=COMMIT)) == 0
 
 
-def test_a_producer_that_is_connected_answers_for_its_group(tmp_path: Path) -> None:
-    listener = load_listener("connected")
-    assert isinstance(listener, ConnectedProducers)
-    with opened(tmp_path) as store:
-        mine = store.transactions.prepare(message("mine"), "shop")
-        other = store.transactions.prepare(message("other"), "someone else")
-        listener.register("shop", lambda message: COMMIT if message.body == b"mine" else ROLLBACK)
-        store.transactions.check(0, 15, listener)
-        assert store.transactions.state(mine) is broker.TransactionState.COMMITTED
-        assert store.transactions.state(other) is broker.TransactionState.PREPARED
-        listener.unregister("shop")
-        late = store.transactions.prepare(message("mine"), "shop")
-        store.transactions.check(0, 15, listener)
-        assert store.transactions.state(late) is broker.TransactionState.PREPARED
-
-
 PLUGIN = """
 from broker.transaction.statetable import StateTableService
 
@@ -187,7 +169,7 @@ def test_a_service_of_another_distribution(tmp_path: Path, monkeypatch: pytest.M
         assert type(store.transactions).__name__ == "Loud"
         assert store.transactions.opened  # type: ignore[attr-defined]
         store.transactions.commit(store.transactions.prepare(message(), "shop"))
-    with pytest.raises(broker.BrokerError, match="makes a int, no TransactionalMessageService"):
+    with pytest.raises(broker.BrokerError, match="makes 42, which is not a TransactionalMessageService"):
         opened(tmp_path, transactions="wrong")
     with pytest.raises(broker.BrokerError, match=r"there is no 'quiet' .* it has half-op, loud, state-table, wrong"):
         opened(tmp_path, transactions="quiet")
