@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 from broker import observing
 from broker.consuming.subscriptions import has_consumers
@@ -34,7 +34,7 @@ from broker.store.write.admission import ROLES
 from broker.store.writer import SYNC_MODES
 from broker.transaction.backpressure import check_most
 from broker.transaction.check_progress import check_positions
-from broker.writable_store import WritableStore
+from broker.writable_store import StoreOptions, WritableStore
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -52,23 +52,9 @@ class LiveStore(WritableStore):
     """
 
     def __init__(
-        self,
-        path: str,
-        disk: Disk,
-        *,
-        sync: str = "group",
-        layout: StoreLayout | None = None,
-        role: str = "master",
-        reject_transactions: bool = False,
-        transactions: str | None = None,
-        create: bool = True,
-        retention: Retention | None = None,
-        in_doubt_max: int | None = None,
+        self, path: str, disk: Disk, *, retention: Retention | None = None, **options: Unpack[StoreOptions]
     ) -> None:
-        super().__init__(
-            path, disk, sync=sync, layout=layout, role=role, reject_transactions=reject_transactions,
-            transactions=transactions, create=create, in_doubt_max=in_doubt_max,
-        )  # fmt: skip
+        super().__init__(path, disk, **options)
         try:
             self._clamp_positions()
             self._retainer = Retainer(self, retention)
@@ -260,33 +246,13 @@ def check_options(
         check_most(in_doubt_max)
 
 
-def open_live(
-    path: str | os.PathLike[str],
-    *,
-    disk: Disk | None = None,
-    sync: str = "group",
-    layout: StoreLayout | None = None,
-    role: str = "master",
-    reject_transactions: bool = False,
-    transactions: str | None = None,
-    create: bool = True,
-    retention: Retention | None = None,
-    in_doubt_max: int | None = None,
-) -> LiveStore:
+class OpenOptions(StoreOptions, total=False):
+    """The options of `broker.open` for a store that is open for writing."""
+
+    retention: Retention | None
+
+
+def open_live(path: str | os.PathLike[str], *, disk: Disk | None = None, **options: Unpack[OpenOptions]) -> LiveStore:
     """Open a store for writing, on a disk of one's choice. See `broker.open`."""
-    check_options(
-        sync=sync, layout=layout, role=role, reject_transactions=reject_transactions, transactions=transactions,
-        create=create, retention=retention, in_doubt_max=in_doubt_max,
-    )  # fmt: skip
-    return LiveStore(
-        path_of_store(path),
-        disk or Disk(),
-        sync=sync,
-        layout=layout,
-        role=role,
-        reject_transactions=reject_transactions,
-        transactions=transactions,
-        create=create,
-        retention=retention,
-        in_doubt_max=in_doubt_max,
-    )
+    check_options(**options)
+    return LiveStore(path_of_store(path), disk or Disk(), **options)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TypedDict
 
 from broker.errors import MessageRejected, shown
 from broker.format.commitlog import Record
@@ -15,7 +16,6 @@ from broker.format.config import DEFAULT_QUEUES, TopicConfig, new_topic
 from broker.format.topics import check_topic_name
 from broker.message import Message
 from broker.store.disk.files import Disk
-from broker.store.disk.paths import path_of_store
 from broker.store.engines import ENGINES
 from broker.store.read.detect import check_place
 from broker.store.read.kinds.every_queue import AnyQueue
@@ -31,6 +31,18 @@ from broker.transaction.backpressure import InDoubtLimit
 from broker.transaction.foreign import check_may_write
 from broker.transaction.loading import load_service
 from broker.transaction.service import TransactionalMessageBridge, TransactionalMessageService
+
+
+class StoreOptions(TypedDict, total=False):
+    """The options of a WritableStore by name; the defaults are its own."""
+
+    sync: str
+    layout: StoreLayout | None
+    role: str
+    reject_transactions: bool
+    transactions: str | None
+    create: bool
+    in_doubt_max: int | None
 
 
 class WritableStore(Store):
@@ -53,7 +65,6 @@ class WritableStore(Store):
         create: bool = True,
         in_doubt_max: int | None = None,
     ) -> None:
-        path = path_of_store(path)
         check_place(path, disk, create=create)
         check_may_write(path, disk)
         topics = TopicFile(path, disk)
