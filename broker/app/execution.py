@@ -132,7 +132,7 @@ class Execution:
         consumer: Consumer,
         loop: Loop,
         stopping: threading.Event,
-        runs: HandlerRuns | None = None,
+        runs: HandlerRuns | None,
     ) -> None:
         self._app, self._group, self._consumer = app, group, consumer
         self._loop, self._stopping, self._runs = loop, stopping, runs

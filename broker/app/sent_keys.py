@@ -27,8 +27,8 @@ _KEY_SIZE = 255
 class SentKeys:
     """The table `checkback_sent`."""
 
-    def __init__(self, *, table: str = "checkback_sent", schema: str | None = None) -> None:
-        self.metadata, self.rows = _table(table, schema)
+    def __init__(self) -> None:
+        self.metadata, self.rows = _table()
 
     def create_all(self, engine: Engine) -> None:
         """Make the table, where it is not there yet; other processes may do so at the same moment."""
@@ -66,18 +66,18 @@ def check_key(key: object, window_ms: int) -> None:
         raise MessageRejected(f"dedup_window is a time above 0, not {window_ms} ms")
 
 
-def _table(table: str, schema: str | None) -> tuple[MetaData, Table]:
+def _table() -> tuple[MetaData, Table]:
     """The table, in a metadata of its own, which Alembic takes in `target_metadata`."""
     from sqlalchemy import BigInteger, Column, Index, MetaData, Table
 
-    metadata = MetaData(schema=schema)
+    metadata = MetaData()
     rows = Table(
-        table,
+        "checkback_sent",
         metadata,
         Column("topic", key_text(255), primary_key=True),
         Column("dedup_key", key_text(_KEY_SIZE), primary_key=True),
         Column("sent_ms", BigInteger, nullable=False),
-        Index(f"{table}_ms", "sent_ms"),
+        Index("checkback_sent_ms", "sent_ms"),
         **IN_TRANSACTIONS,
     )
     return metadata, rows

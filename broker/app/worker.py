@@ -132,9 +132,7 @@ async def _cancel_all(last: Coroutine[Any, Any, Any] | None) -> None:
 class GroupWorker:
     """One group's consumer in this process, and the threads that process its messages."""
 
-    def __init__(
-        self, app: HandlerHost, group: HandlerGroup, loop: HandlerLoop, runs: HandlerRuns | None = None
-    ) -> None:
+    def __init__(self, app: HandlerHost, group: HandlerGroup, loop: HandlerLoop, runs: HandlerRuns | None) -> None:
         self._stopping = threading.Event()
         first = group.handlers[0]
         self.consumer = app.store.consumer(
