@@ -113,9 +113,7 @@ class LedgerResolver:
                 found = self._committed(connection, list(mine))
                 left = {key: mine[key] for key in mine if key not in found}
                 return wrong | found | self._missing(left, connection)
-        except WrongLedger as error:
-            return dict.fromkeys(groups, Answer(Outcome.REFUSED, str(error)))
-        except SQLAlchemyError as error:
+        except (WrongLedger, SQLAlchemyError) as error:
             return dict.fromkeys(groups, self.trouble(error))
 
     def _of_unbound(self, keys: list[str]) -> dict[str, Answer]:
@@ -123,9 +121,7 @@ class LedgerResolver:
         try:
             with self._connection() as connection:
                 found = self._committed(connection, keys)
-        except WrongLedger as error:
-            return dict.fromkeys(keys, Answer(Outcome.REFUSED, str(error)))
-        except SQLAlchemyError as error:
+        except (WrongLedger, SQLAlchemyError) as error:
             return dict.fromkeys(keys, self.trouble(error))
         return {key: found.get(key, _UNBOUND) for key in keys}
 
@@ -140,8 +136,10 @@ class LedgerResolver:
         self._proved = prove(transaction, self._ledger, self._evidence).binding_id
         return self._proved
 
-    def trouble(self, error: SQLAlchemyError) -> Answer:
-        """What an error of the database means."""
+    def trouble(self, error: SQLAlchemyError | WrongLedger) -> Answer:
+        """What an error of the database, or of its proof, means."""
+        if isinstance(error, WrongLedger):
+            return Answer(Outcome.REFUSED, str(error))
         return answer(error, self._ledger.engine.url, self._ledger.making_tables)
 
     def peek(self, half: Half) -> Answer:
@@ -155,9 +153,7 @@ class LedgerResolver:
                     found = connection.execute(
                         select(rows.state, rows.decided_by).where(rows.ledger_key == key)
                     ).first()
-        except WrongLedger as error:
-            return Answer(Outcome.REFUSED, str(error))
-        except SQLAlchemyError as error:
+        except (WrongLedger, SQLAlchemyError) as error:
             return self.trouble(error)
         return (
             Answer(Outcome.UNKNOWN, "its ledger has no row")
@@ -174,9 +170,7 @@ class LedgerResolver:
                 if _binding(half) not in (None, binding_id):
                     return _of_another(_binding(half), binding_id)
                 return self.decide(key, half.producer_group, state, by, connection)
-        except WrongLedger as error:
-            return Answer(Outcome.REFUSED, str(error))
-        except SQLAlchemyError as error:
+        except (WrongLedger, SQLAlchemyError) as error:
             return self.trouble(error)
 
     def _missing(self, groups: dict[str, str], connection: Connection) -> dict[str, Answer]:
@@ -215,9 +209,7 @@ class LedgerResolver:
             return Answer(Outcome.UNKNOWN, f"{key!r:.60} is not a ledger key")
         try:
             return self._insert(connection, key, group, state, by) or self._standing(connection, key)
-        except WrongLedger as error:
-            return Answer(Outcome.REFUSED, str(error))
-        except SQLAlchemyError as error:
+        except (WrongLedger, SQLAlchemyError) as error:
             return self.trouble(error)
 
     def _insert(self, connection: Connection, key: str, group: str, state: int, by: str) -> Answer | None:
@@ -251,9 +243,7 @@ class LedgerResolver:
                     raise _BelowMark
         except (IntegrityError, _BelowMark):
             return {}
-        except WrongLedger as error:
-            return dict.fromkeys(groups, Answer(Outcome.REFUSED, str(error)))
-        except SQLAlchemyError as error:
+        except (WrongLedger, SQLAlchemyError) as error:
             return dict.fromkeys(groups, self.trouble(error))
         return dict.fromkeys(groups, Answer(Outcome.ROLLED_BACK, _put(self._by, Outcome.ROLLED_BACK)))
 

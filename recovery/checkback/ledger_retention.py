@@ -58,8 +58,7 @@ def expire_ledgers(
             gone += expire_ledger(store, ledger, now_ms, keep_ms)
             left.discard(binding_id)
         except (SQLAlchemyError, WrongLedger) as error:
-            why = ledger.trouble(error).why if isinstance(error, SQLAlchemyError) else str(error)
-            staying.append(f"old rows of {ledger!r} stay: {reason_alone(why)}")
+            staying.append(f"old rows of {ledger!r} stay: {reason_alone(ledger.trouble(error).why)}")
     return gone, staying if left else []
 
 
