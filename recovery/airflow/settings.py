@@ -248,7 +248,10 @@ def _name_of_dag(name: str, others: set[str]) -> str:
 def _last_good(copy: str, setting: str, why: str) -> StoreList:
     """The stores of the last file that could be read, of the same setting."""
     found = StoreList()
-    with contextlib.suppress(OSError, ValueError, BadSettings), open(copy, encoding="utf-8") as file:
+    with (
+        contextlib.suppress(OSError, ValueError, BadSettings),
+        open(copy, encoding="utf-8", errors="surrogateescape") as file,
+    ):
         if file.readline().rstrip("\n") == setting:
             found = _parsed(file.read(), copy)
             why = f"{why}. Until it is corrected, the {len(found.stores)} stores of its last good version are served"
@@ -262,13 +265,17 @@ def _keep(copy: str, text: str) -> None:
     Without a place to write there is no copy, and nothing else changes.
     """
     with contextlib.suppress(OSError):
-        with contextlib.suppress(OSError), open(copy, encoding="utf-8") as file:
+        with contextlib.suppress(OSError), open(copy, encoding="utf-8", errors="surrogateescape") as file:
             if file.read() == text:
                 return
         descriptor, temporary = tempfile.mkstemp(prefix="checkback-", dir=os.path.dirname(copy))  # mode 0600
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(temporary, copy)
+        try:
+            with open(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
+                file.write(text)
+            os.replace(temporary, copy)
+        except OSError:  # each parse of a DAG file would leave one
+            os.remove(temporary)
+            raise
 
 
 def one_store(name: str, values: Any, where: str) -> StoreSettings:

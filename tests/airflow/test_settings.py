@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -212,3 +213,26 @@ def test_while_the_file_cannot_be_read_its_last_version_counts(tmp_path: Path, m
     assert (tmp_path / "checkback-stores.last-good").stat().st_mode & 0o777 == 0o600
     file.write_text('[stores.other]\npath = "/srv/other.store"\n')
     assert ([store.name for store in stores()], broken_stores()) == (["other"], [])
+
+
+def test_where_no_copy_of_the_file_can_be_put_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full disk each parse of a DAG file, and each look at the page, would leave an empty file."""
+    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path))
+    file = tmp_path / "stores.toml"
+    monkeypatch.setenv("AIRFLOW__CHECKBACK__STORES", str(file))
+    file.write_text('[stores.shop]\npath = "/srv/shop.store"\n')
+    (tmp_path / "checkback-stores.last-good" / "in-the-way").mkdir(parents=True)
+    for _ in range(2):
+        assert [store.name for store in stores()] == ["shop"]
+    assert [one.name for one in tmp_path.glob("checkback-*")] == ["checkback-stores.last-good"]
+
+
+def test_the_file_may_have_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes that are not UTF-8, as of an old mount: the copy notes which file it is of."""
+    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path))
+    file = tmp_path / os.fsdecode(b"l\xe4den.toml")
+    monkeypatch.setenv("AIRFLOW__CHECKBACK__STORES", str(file))
+    file.write_text('[stores.shop]\npath = "/srv/shop.store"\n')
+    assert [store.name for store in stores()] == ["shop"]
+    file.write_text("[stores.shop")
+    assert [store.name for store in stores()] == ["shop"]
