@@ -1,4 +1,4 @@
-"""Signals that end this process (SIGINT, SIGTERM), held back where half of a step would be left behind."""
+"""Signals that end this process (SIGINT, SIGTERM): noted, or held back where half of a step would be left behind."""
 
 from __future__ import annotations
 
@@ -7,6 +7,14 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+
+def stopped_by_signal() -> threading.Event:
+    """What these signals set from now on, for a program that stays: it finishes what it does, and ends."""
+    stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.set())
+    return stopped
 
 
 @contextmanager

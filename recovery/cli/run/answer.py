@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 from typing import Annotated, Any
 
 from recovery.cli.checkback import LedgerUrls, Schemas
@@ -12,6 +10,7 @@ from recovery.cli.shared import FINDINGS, USAGE, WELL, AsJson, LogOrNone, Otlp, 
 from recovery.cli.terminal.log_lines import log_to_stderr
 from recovery.cli.terminal.output import print_json, show, warn
 from recovery.cli.terminal.traces import traced
+from recovery.interrupts import stopped_by_signal
 
 ACCESS_KEY, SECRET_KEY = "CHECKBACK_ACCESS_KEY", "CHECKBACK_SECRET_KEY"
 
@@ -80,9 +79,7 @@ def answer(
         return
     if not group:
         raise BadParameter("name the producer group to answer for: --group GROUP")
-    stopped = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopped.set())
+    stopped = stopped_by_signal()
     with traced(otlp, "answer"):
         report = answer_checks(
             namesrv, group, ledger, once=once,

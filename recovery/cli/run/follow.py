@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import threading
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +10,7 @@ from recovery.cli.declaration import Argument, BadParameter, Exit, Option, VerbG
 from recovery.cli.shared import FINDINGS, AsJson, LogOrNone, examples, fail, listing
 from recovery.cli.terminal.log_lines import log_to_stderr
 from recovery.cli.terminal.output import show_now, warn
+from recovery.interrupts import stopped_by_signal
 
 if TYPE_CHECKING:
     from recovery.following.follower import FollowOptions
@@ -57,9 +57,7 @@ def follow(
     is one line of JSON.
     """
     log_to_stderr(log)
-    stopped = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):  # before what takes long to load
-        signal.signal(number, lambda *_: stopped.set())
+    stopped = stopped_by_signal()  # before what takes long to load
     from recovery.following.follower import Follower, FollowOptions
     from recovery.following.link import TRIES, MasterAway
     from recovery.following.metrics_page import StatusPage

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +10,7 @@ from recovery.cli.declaration import Argument, BadParameter, Option, VerbGroup
 from recovery.cli.shared import LogOrNone, examples, listing, secret
 from recovery.cli.terminal.log_lines import log_to_stderr
 from recovery.cli.terminal.output import show_now
+from recovery.interrupts import stopped_by_signal
 
 if TYPE_CHECKING:
     from recovery.page.app import PageStore
@@ -75,9 +74,7 @@ def page(
     with bound(host, port) as listening:
         scheme, port = "https" if certificate else "http", listening.getsockname()[1]
         count = f"{len(shown)} store{'s' if len(shown) != 1 else ''}"
-        stopped = threading.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):  # before what takes long to load
-            signal.signal(number, lambda *_: stopped.set())
+        stopped = stopped_by_signal()  # before what takes long to load
         show_now(f"{count}: {scheme}://{_shown(host)}:{port}/#token={token}   Ctrl-C stops it.")
         names = [host, "localhost", "127.0.0.1", "::1", "[::1]", *(host_names or [])]
         files = {"certificate": certificate, "private_key": private_key}

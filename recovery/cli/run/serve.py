@@ -8,7 +8,6 @@ import math
 import os
 import re
 import resource
-import signal
 import threading
 import time
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +18,7 @@ from recovery.cli.shared import LogOrNone, Otlp, Store, examples, listing
 from recovery.cli.terminal.log_lines import log_to_stderr
 from recovery.cli.terminal.output import show, show_now
 from recovery.cli.terminal.traces import traced
+from recovery.interrupts import stopped_by_signal
 
 if TYPE_CHECKING:
     from broker.live import LiveStore
@@ -116,9 +116,7 @@ def serve(
         ha=f"127.0.0.1:{ha}" if ha.isdecimal() else ha, ha_sync=ha_sync, name_servers=name_servers or (), **options,
     )  # fmt: skip
     _allow_files(connections_max + _OTHER_FILES, store)
-    stopped = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopped.set())
+    stopped = stopped_by_signal()
     with (
         traced(otlp, "serve"), _opened(store, sync, create) as opened,
         start(opened, settings) as server,

@@ -7,7 +7,6 @@ import ipaddress
 import json
 import os
 import re
-import signal
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -76,7 +75,6 @@ def up(
             database=database,
             spark_master="local[*]" if _says_java(surroundings.has_java()) else None,
         )
-        signal.signal(signal.SIGTERM, _interrupt)
         until = None if seconds is None else time.monotonic() + seconds
         stack.callback(airflow.stop)
         sale = Sale(os.path.join(directory, time.strftime("demo-%Y%m%d-%H%M%S")), airflow) if demo else None
@@ -321,11 +319,6 @@ def _tell(rest: Rest, looked_after: Sequence[StoreSettings]) -> None:
         else:
             show_now(f"{now}  {store.name}: the page shows it, since the connection {store.connection} has its path")
     show_now(f"{now}  {last_runs([store.name for store in looked_after], rest)}")
-
-
-def _interrupt(*_: Any) -> None:
-    """SIGTERM ends it as Ctrl-C does."""
-    raise KeyboardInterrupt
 
 
 _EPILOG = examples(
