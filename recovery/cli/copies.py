@@ -150,17 +150,15 @@ def _query(identifier: str, unique_key: str, key: str, topic: str, since: str, u
 
     if not (identifier or unique_key or key or topic or since or until):
         raise BadParameter("give at least one of --id --unique-key --key --topic --since --until")
-    times = {}
-    for option, text in (("--since", since), ("--until", until)):
+    times: dict[str, int] = {}
+    for name, text in (("since", since), ("until", until)):
         try:
-            times[option] = moment_of(text) if text else None
+            times |= {f"{name}_ms": moment_of(text)} if text else {}
         except ValueError as error:
-            raise BadParameter(str(error), param_hint=option) from None
-    if since and until and (times["--since"] or 0) >= (times["--until"] or 0):
+            raise BadParameter(str(error), param_hint=f"--{name}") from None
+    if since and until and times["since_ms"] >= times["until_ms"]:
         raise BadParameter(f"{since} is not before --until {until}: nothing is between them", param_hint="--since")
-    query = Query(identifier, unique_key, key, topic, times["--since"] or 0)
-    until_ms = times["--until"]
-    return query if until_ms is None else Query(identifier, unique_key, key, topic, query.since_ms, until_ms)
+    return Query(identifier, unique_key, key, topic, **times)
 
 
 _EXAMPLES: dict[Callable[..., None], str] = {

@@ -116,19 +116,14 @@ def _show_change(change: LedgerChange, nothing: str, dry_run: bool, as_json: boo
 
 def _with_ledger(path: str, url: str, schema: str | None, table: str, work: Callable[[LiveStore, Ledger], _T]) -> _T:
     """Do it with a store that is there, and with the ledger's database. What a database raises becomes a sentence."""
-    from sqlalchemy.exc import SQLAlchemyError
-
     import broker
-    from recovery.checkback.ledgers.database_errors import answer
+    from recovery.checkback.ledgers.database_errors import told
     from recovery.checkback.ledgers.engines import engine_of
 
-    broker.open(path, read_only=True).close()
     engine = engine_of(url)
     try:
-        with broker.open(path) as opened:
+        with told(engine.url), broker.open(path, create=False) as opened:
             return work(opened, broker.Ledger(engine, table=table, schema=schema))
-    except SQLAlchemyError as error:
-        raise broker.BrokerError(answer(error, engine.url).why) from error
     finally:
         engine.dispose()
 
