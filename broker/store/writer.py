@@ -203,8 +203,9 @@ def _is_trusted(parts: StoreParts, *, alone: bool) -> bool:
     reader = LogReader(disk, parts.paths.commitlog, segment_bytes)
     if reader.missing(tail) is not None:
         return False
-    if disk.entry(log.path_of(tail - tail % segment_bytes)) is None:
-        return True
+    last = disk.entry(log.path_of(tail - tail % segment_bytes))
+    if last is None or (tail % segment_bytes == 0 and last.size < segment_bytes):
+        return True  # no record is in it: who made it was killed before it had its size, and the next append goes on
     view, at = log.existing(tail)
     magic = int.from_bytes(view[at + 4 : at + 8], "big", signed=True)
     nothing_begins = magic not in (MAGIC_V1, MAGIC_V2, MAGIC_BLANK)  # the usual case, by one look at a mapped page
