@@ -17,6 +17,7 @@ from typing import Any
 from broker.errors import CorruptRecord, StoreError
 from broker.format import config
 from broker.format.checkpoint import Checkpoint
+from broker.format.topics import TIMER_TOPIC
 from broker.store.disk.files import Disk, Missing
 from broker.store.disk.paths import Paths
 from broker.store.read.fixedqueue import FixedQueue
@@ -90,11 +91,13 @@ class UnitsInfo:
 
 @dataclass(frozen=True, slots=True)
 class TimersInfo:
-    """The messages in the timer wheel."""
+    """The messages in the timer wheel, and on their way into it."""
 
     waiting: int
     first_due_ms: int
-    last_due_ms: int
+    last_due_ms: int  # of those that are not rolled
+    rolled: int  # of those that wait: due later than the wheel says
+    not_in_wheel: int  # records of the timer topic that the broker has yet to put into the wheel
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +164,10 @@ class _InfoReader:
             writers=writers(self._files.path),
             state_table=self._units(self._store.state_table, self._files.has_state_table),
             redo_log=self._units(self._store.redo_log, self._files.has_redo_log),
-            timers=self._timers(),
             damages=self._damages,
         )
-        info = replace(info, groups=self._groups(info.queues), **self._small_files())
+        timers, groups = self._timers(info.queues), self._groups(info.queues)
+        info = replace(info, timers=timers, groups=groups, **self._small_files())
         return self._counted(info, progress) if count else self._sampled(info)
 
     def _queues(self) -> Iterator[QueueInfo]:
@@ -188,9 +191,10 @@ class _InfoReader:
             return []
         return list(queues.ends) if queues is not None else []
 
-    def _timers(self) -> TimersInfo | None:
-        counted = TimersInfo(*count_timers(self._files.path))
-        return counted if counted.waiting else None
+    def _timers(self, queues: list[QueueInfo]) -> TimersInfo | None:
+        queue = next((one for one in queues if one.topic == TIMER_TOPIC), None)
+        counted = TimersInfo(*count_timers(self._files.path, (queue.min_offset, queue.max_offset) if queue else (0, 0)))
+        return counted if counted.waiting or counted.not_in_wheel else None
 
     def _groups(self, queues: list[QueueInfo]) -> list[GroupInfo]:
         ends = {(queue.topic, queue.queue_id): queue.max_offset for queue in queues}

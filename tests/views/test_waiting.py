@@ -12,7 +12,7 @@ import pytest
 import broker
 from broker.format import properties as names
 from broker.format.commitlog import encode, make_record
-from broker.format.kinds.timer import DELETES, TimerCheck, TimerSlot, TimerUnit
+from broker.format.kinds.timer import DELETES, ROLLED, TimerCheck, TimerSlot, TimerUnit
 from broker.format.topics import TIMER_TOPIC
 from broker.store.write.pending_record import LOCAL_HOST
 from recovery.verify.verifier import verify
@@ -127,6 +127,30 @@ def test_what_the_key_value_service_of_pop_knows(tmp_path: Path, capsys: pytest.
     ran = command(capsys, "dump", path, "popped")
     assert ran.code == 4
     assert f"{path}/kvStore: a row of popState is not what RocketMQ 5.4 and 5.5 write" in ran.err
+
+
+def test_what_is_due_later_than_the_wheel_says_or_is_not_in_it_is_counted_apart(
+    timed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A message beyond the wheel's span has a place in it all the same: where the broker looks at it again."""
+    last = max(timers(str(timed)), key=lambda one: one.due_ms)
+    log = timed / "timerlog" / f"{0:020}"
+    raw = log.read_bytes()
+    units = range(0, len(raw) - TimerUnit.SIZE + 1, TimerUnit.SIZE)
+    at = next(at for at in units if TimerUnit.unpack_from(raw, at).commitlog_offset == last.commitlog_offset)
+    rolled = replace(TimerUnit.unpack_from(raw, at), magic=TimerUnit.unpack_from(raw, at).magic | ROLLED)
+    _overwrite(log, at, rolled.pack())
+    counted = look(timed).timers
+    assert counted is not None
+    assert (counted.waiting, counted.rolled, counted.not_in_wheel) == (16, 1, 0)
+    assert counted.last_due_ms < last.due_ms
+    assert "; 1 message put into the wheel again before due\n" in command(capsys, "info", timed).out
+    place = timed / "config" / "timercheck"
+    check = TimerCheck.unpack_from(place.read_bytes())
+    place.write_bytes(replace(check, queue_offset=check.queue_offset - 3).pack())
+    (timed / "timerwheel").write_bytes(b"")
+    ran = command(capsys, "info", timed)
+    assert "timers        3 records of rmq_sys_wheel_timer not in the wheel yet\n" in ran.out
 
 
 def _slots(path: Path) -> list[int]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from broker.format.topics import HALF_TOPIC
+from broker.format.topics import HALF_TOPIC, TIMER_TOPIC
 from recovery.cli.terminal.table import Shown, Styled, Table
 from recovery.findings import CAUSES, KINDS, Cause, Finding, Report
 from recovery.humanize import count, moment, printable, size, span
@@ -20,7 +20,7 @@ from recovery.verify.remedies import next_step
 if TYPE_CHECKING:  # each verb imports its own work, and no other's
     from recovery.repair.salvage import SalvageReport
     from recovery.transactions.in_doubt import PendingHalf
-    from recovery.views.info import GroupInfo, Info, QueueInfo
+    from recovery.views.info import GroupInfo, Info, QueueInfo, TimersInfo
 
 _STATES = ("committed", "rolled_back", "in_doubt", "parked")
 _KEY_WIDTH = 40
@@ -194,8 +194,7 @@ def information(info: Info) -> Iterator[Shown]:
             used = "cannot be read" if units.used is None else count(units.used, one)
             yield f"{name:<14}{used}, {count(units.files, 'file')} of {size(units.size)} together"
     if info.timers is not None:
-        due = f"due {moment(info.timers.first_due_ms)} to {moment(info.timers.last_due_ms)} UTC"
-        yield f"timers        {count(info.timers.waiting, 'message')}, {due}"
+        yield f"timers        {_timers(info.timers)}"
     yield from _queues(info.queues)
     yield from _groups(info.groups)
     if info.damages:
@@ -229,6 +228,18 @@ def _state(info: Info) -> str:
         return f"clean shutdown: there is no file abort{unseen}"
     by = f" by process {info.abort_pid}" if info.abort_pid else ""
     return f"not closed{by}: a broker is running on it, or was killed; the next start recovers (file abort){unseen}"
+
+
+def _timers(timers: TimersInfo) -> str:
+    parts, in_time = [], timers.waiting - timers.rolled
+    if in_time:
+        due = f"due {moment(timers.first_due_ms)} to {moment(timers.last_due_ms)} UTC"
+        parts.append(f"{count(in_time, 'message')}, {due}")
+    if timers.rolled:
+        parts.append(f"{count(timers.rolled, 'message')} put into the wheel again before due")
+    if timers.not_in_wheel:
+        parts.append(f"{count(timers.not_in_wheel, 'record')} of {TIMER_TOPIC} not in the wheel yet")
+    return "; ".join(parts)
 
 
 def _queues(queues: list[QueueInfo]) -> Iterator[Shown]:

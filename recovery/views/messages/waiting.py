@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import broker
 from broker.errors import CorruptRecord, CorruptStore
@@ -59,6 +59,16 @@ class WaitingMessage:
         return asdict(self)
 
 
+class TimerCounts(NamedTuple):
+    """How many messages wait in the wheel, and when; times in milliseconds since 1970, 0 for none."""
+
+    waiting: int
+    first_due_ms: int
+    last_due_ms: int  # of those that are not rolled
+    rolled: int  # of those that wait: the wheel is too short for them, and names another time than theirs
+    not_in_wheel: int  # records of the timer topic that the broker has yet to put into the wheel
+
+
 @dataclass(frozen=True, slots=True)
 class PoppedMessages:
     """Messages of one pop that were not acknowledged: they are delivered again when `visible_ms` has come."""
@@ -82,17 +92,26 @@ def timers(path: str, limit: int | None = None) -> list[WaitingMessage]:
         return heapq.nsmallest(_HELD if limit is None else min(limit, _HELD), found, key=attrgetter("due_ms"))
 
 
-def count_timers(path: str) -> tuple[int, int, int]:
-    """(how many wait, when the first is due, when the last is), without a look at the messages; zeros for none.
+def count_timers(path: str, queue_offsets: tuple[int, int]) -> TimerCounts:
+    """What waits, without a look at the messages; `queue_offsets` are those of the timer topic, first and next.
 
     What takes a message back is due when that is.
     """
     wheel = _wheel(path)
-    counts: Counter[int] = Counter()
-    for entry in wheel.waiting() if wheel is not None else ():
-        counts[entry.due_ms] += -1 if entry.takes_back else 1
-    due_ms = +counts
-    return due_ms.total(), min(due_ms, default=0), max(due_ms, default=0)
+    if wheel is None:
+        return TimerCounts(0, 0, 0, 0, 0)
+    due: Counter[int] = Counter()
+    rolled = 0
+    for entry in wheel.waiting():
+        number = -1 if entry.takes_back else 1
+        if entry.is_rolled:
+            rolled += number
+        else:
+            due[entry.due_ms] += number
+    due = +due
+    first, end = queue_offsets
+    behind = max(0, end - max(first, wheel.check.queue_offset))
+    return TimerCounts(due.total() + rolled, min(due, default=0), max(due, default=0), rolled, behind)
 
 
 def popped(path: str) -> list[PoppedMessages]:
