@@ -20,6 +20,7 @@ from broker.format.sysflag import TransactionType
 from broker.message import ReceivedMessage
 from broker.transaction.events import BY, WHY, TransactionState
 from recovery.humanize import moment, printable, who
+from recovery.scan.store_files import StoreFiles
 
 _NAP_S = 0.2  # between two looks at a store that others write to
 _BODY_SHOWN = 200
@@ -94,6 +95,11 @@ def has_topic(path: str, topic: str) -> bool:
             return bool(store.queues(topic)) or topic in store.topic_configs().topics
         except CorruptStore:  # of the settings: nobody knows
             return True
+
+
+def queues_up_to(path: str) -> int | None:
+    """The CommitLog offset up to which the queues are on disk; None where all are. Raises NotAStore, CorruptStore."""
+    return StoreFiles.open(path).rocksdb_up_to
 
 
 def _positions(store: broker.Store, topic: str, begin: str, last: int) -> dict[int, int]:

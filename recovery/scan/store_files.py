@@ -93,6 +93,15 @@ class StoreFiles:
         """The queues in a RocksDB; None without one. Raises NoRocksDB, CorruptStore."""
         return None if self.rocksdb is None else RocksDBQueues(self.rocksdb, self.disk)
 
+    @property
+    def rocksdb_up_to(self) -> int | None:
+        """The CommitLog offset up to which a RocksDB has the queues, if its broker kept newer units in its memory.
+
+        None where the queues are in files, or the store was closed. Raises NoRocksDB, CorruptStore.
+        """
+        queues = self.rocksdb_queues if self.closed_at_ms() is None else None
+        return None if queues is None else queues.dispatched or 0
+
     def _listing(self, directory: str) -> Listing:
         return self._directory.segments(directory).listing(fresh=True)
 

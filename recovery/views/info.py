@@ -9,6 +9,7 @@ does not end the look: it is one of the `damages`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -131,6 +132,7 @@ class Info:
     state_table: UnitsInfo | None = None
     redo_log: UnitsInfo | None = None
     timers: TimersInfo | None = None
+    queues_up_to: int | None = None  # CommitLog offset of the queues in a RocksDB whose broker has newer ones in memory
     damages: list[DamageInfo] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
@@ -164,6 +166,7 @@ class _InfoReader:
             writers=writers(self._files.path),
             state_table=self._units(self._store.state_table, self._files.has_state_table),
             redo_log=self._units(self._store.redo_log, self._files.has_redo_log),
+            queues_up_to=self._queues_up_to(),
             damages=self._damages,
         )
         timers, groups = self._timers(info.queues), self._groups(info.queues)
@@ -190,6 +193,11 @@ class _InfoReader:
             self._damaged(kind, self._files.rocksdb or self._files.path, error)
             return []
         return list(queues.ends) if queues is not None else []
+
+    def _queues_up_to(self) -> int | None:
+        with contextlib.suppress(StoreError):  # which is named with the queues
+            return self._files.rocksdb_up_to
+        return None
 
     def _timers(self, queues: list[QueueInfo]) -> TimersInfo | None:
         queue = next((one for one in queues if one.topic == TIMER_TOPIC), None)

@@ -158,7 +158,9 @@ def test_damage_is_found_by_both_engines(store: Callable[[str], Path], damage: s
     assert comparable(verify_inline(str(path), 4000)) == comparable(report)
 
 
-def test_a_killed_broker_writes_the_rest_again(store: Callable[[str], Path]) -> None:
+def test_a_killed_broker_writes_the_rest_again(
+    store: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     """Its RocksDB has no log of its own writes: units behind the offset that was flushed are not missed."""
     path = store("rocketmq-5.5.0-rocksdb")
 
@@ -185,6 +187,14 @@ def test_a_killed_broker_writes_the_rest_again(store: Callable[[str], Path]) -> 
     assert report.ok
     (entry,) = report.not_judged
     assert "units of records behind CommitLog offset" in entry.what
+    up_to = look(path).queues_up_to
+    assert up_to is not None
+    place = f"CommitLog offset {up_to:,}"
+    assert f"up to {place}: newer units were in the memory of the broker" in command(capsys, "info", path).out
+    ran = command(capsys, "tail", path, "Plain", "--lines", "100")
+    assert len(ran.out.splitlines()) < 26
+    assert f"what came behind {place} was in the memory of the broker" in ran.err
+    assert len(command(capsys, "find", path, "--topic", "Plain", "--json").out.splitlines()) > 26
     assert comparable(verify_inline(str(path), 4000)) == comparable(report)
 
 

@@ -195,6 +195,9 @@ def information(info: Info) -> Iterator[Shown]:
             yield f"{name:<14}{used}, {count(units.files, 'file')} of {size(units.size)} together"
     if info.timers is not None:
         yield f"timers        {_timers(info.timers)}"
+    if info.queues_up_to is not None:
+        up_to = f"up to CommitLog offset {info.queues_up_to:,}"
+        yield f"queues        in a RocksDB, {up_to}: newer units were in the memory of the broker"
     yield from _queues(info.queues)
     yield from _groups(info.groups)
     if info.damages:

@@ -41,9 +41,9 @@ def _of_rocksdb(files: StoreFiles) -> list[NotJudged]:
     fault = rocksdb_fault(files)
     if isinstance(fault, NoRocksDB):
         return [NotJudged(files.rocksdb or files.path, "a RocksDB of queues", fault.reason)]
-    queues = None if fault is not None else files.rocksdb_queues
-    if queues is None or files.closed_at_ms() is not None:
+    up_to = None if fault is not None else files.rocksdb_up_to
+    if up_to is None:
         return []
-    what = f"the units of records behind CommitLog offset {queues.dispatched or 0}"
+    what = f"the units of records behind CommitLog offset {up_to}"
     why = "the broker had them in memory: it writes them when it goes on, or when it starts again"
-    return [NotJudged(queues.path, what, why)]
+    return [NotJudged(files.rocksdb or files.path, what, why)]
