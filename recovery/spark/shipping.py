@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import broker
 import recovery
+from recovery.spark.sessions import check_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,7 +48,11 @@ _SENT: dict[str, tempfile.TemporaryDirectory[str]] = {}
 
 
 def ship(spark: SparkSession) -> None:
-    """Send the code to the executors of a session, once; on one machine they have it already."""
+    """Send the code to the executors of a session, once; on one machine they have it already.
+
+    Raises SparkNotReady for what is not a session, and for one of Spark Connect.
+    """
+    check_session(spark)
     context = spark.sparkContext
     session_id = str(context.applicationId)
     if str(context.master).partition("[")[0] == "local" or session_id in _SENT:

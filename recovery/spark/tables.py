@@ -19,9 +19,23 @@ _PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format `rocketmq-commitlog` known to a session, and send its code to the executors, once."""
+    """Make the format `rocketmq-commitlog` known to a session, and send its code to the executors, once.
+
+    Raises SparkNotReady for a session of Spark Connect.
+    """
     ship(spark)
-    spark.dataSource.register(CommitLogSource)
+    # Spark (4.3.0) looks for the name in the active session: where that is another of this process, and knows the
+    # format, it refuses to register it a second time.
+    sessions: Any = spark._jvm.SparkSession  # noqa: SLF001 - PySpark has no public door
+    before = sessions.getActiveSession()
+    sessions.setActiveSession(spark._jsparkSession)  # noqa: SLF001
+    try:
+        spark.dataSource.register(CommitLogSource)
+    finally:
+        if before.isDefined():
+            sessions.setActiveSession(before.get())
+        else:
+            sessions.clearActiveSession()
 
 
 def scan(

@@ -9,12 +9,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 
-from recovery.spark import sessions
+import broker
+from recovery.spark import findings, rebuild, register, scan, sessions, stream, transactions, verify
 from recovery.spark.mapping import mapped
 from recovery.spark.sessions import SparkNotReady, check_installation, java_version
 from tests.house.tree import ROOT
@@ -75,6 +76,26 @@ def test_spark_connect_is_refused() -> None:
     """With the reason, not with a missing attribute later."""
     with pytest.raises(SparkNotReady, match=r"Spark Connect server.*spark://host:7077"):
         sessions.session("sc://somewhere")
+
+
+@pytest.mark.parametrize("door", [scan, stream, findings, transactions, verify, rebuild, register])
+def test_what_is_no_session_of_sparks_own_is_refused(door: Any, tmp_path: Path) -> None:
+    """A session of Spark Connect that a notebook made, and what is not a session, were a missing attribute."""
+    broker.open(tmp_path / "shop.store").close()
+    connect = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
+    path = () if door is register else (tmp_path / "shop.store",)
+    with pytest.raises(SparkNotReady, match=r"this session is one of Spark Connect, which .*spark://host:7077"):
+        door(connect, *path)
+    with pytest.raises(SparkNotReady, match=r"spark is a SparkSession, as recovery\.spark\.session\(\) makes one, not "):
+        door("local[2]", *path)
+
+
+def test_each_session_of_a_process_knows_the_format(spark: SparkSession, tmp_path: Path) -> None:
+    """A notebook's session is one of several: Spark refused a second one, for the first knew the format already."""
+    broker.open(tmp_path / "shop.store").close()
+    for one in (spark.newSession(), spark, spark.newSession()):
+        assert scan(one, tmp_path / "shop.store", columns=["topic"]).count() == 0
+        assert one.read.format("rocketmq-commitlog").load(str(tmp_path / "shop.store")).count() == 0
 
 
 @pytest.mark.parametrize("master", ["", "lokal[1]", "local[0]", "local[x]", "local[*", "localhost:7077", "spark://"])
