@@ -86,7 +86,7 @@ def test_what_is_no_session_of_sparks_own_is_refused(door: Any, tmp_path: Path) 
     path = () if door is register else (tmp_path / "shop.store",)
     with pytest.raises(SparkNotReady, match=r"this session is one of Spark Connect, which .*spark://host:7077"):
         door(connect, *path)
-    with pytest.raises(SparkNotReady, match=r"spark is a SparkSession, as recovery\.spark\.session\(\) makes one, not "):
+    with pytest.raises(SparkNotReady, match=r"spark is a SparkSession, as recovery\.spark\.session\(\) makes one"):
         door("local[2]", *path)
 
 
