@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from broker.cluster.network.client import ClusterClient
 from broker.cluster.publishing.sending import Placed, Sender, check_batch_size, checked_batch_topic, no_route
 from broker.cluster.publishing.topics import TopicAdmin
-from broker.cluster.publishing.transactions import Check, ClusterHalf, ClusterTransactions
+from broker.cluster.publishing.transactions import DECISIONS, Check, ClusterHalf, ClusterTransactions
 from broker.database.ledger_binding import RememberedLedgers
 from broker.errors import BrokerError, NotInCluster, SyncFailed, TransactionError
 from broker.format import properties as names
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
 _ID_SIZE = 32  # of the column store_id
 _COMMIT, _ROLLBACK = LocalTransactionState.COMMIT_MESSAGE, LocalTransactionState.ROLLBACK_MESSAGE
-_STATES = {TransactionState.COMMITTED: _COMMIT, TransactionState.ROLLED_BACK: _ROLLBACK}
-_DECISIONS: dict[object, LocalTransactionState] = {  # as check-back of a store takes them: recovery.checkback.protocol
+_ANSWERS: dict[object, LocalTransactionState] = {  # as check-back of a store takes them: recovery.checkback.protocol
     **dict.fromkeys((int(TransactionState.COMMITTED), "commit", "committed", "commit_message"), _COMMIT),
     **dict.fromkeys((int(TransactionState.ROLLED_BACK), "rollback", "rolled back", "rollback_message"), _ROLLBACK),
 }
@@ -161,7 +160,7 @@ def answers_of(ledger: BoundLedger | None, resolver: Any) -> Check:
     def check(half: Half, read: Callable[[], ReceivedMessage]) -> LocalTransactionState:
         state = None if ledger is None else ledger.state_of(half.properties)
         if state is not None:
-            return _STATES.get(state, LocalTransactionState.UNKNOW)
+            return DECISIONS.get(state, LocalTransactionState.UNKNOW)
         if resolver is None:
             return LocalTransactionState.UNKNOW
         return _meant(getattr(resolver, "check_local_transaction", resolver)(read()))
@@ -174,7 +173,7 @@ def _meant(answer: object) -> LocalTransactionState:
     value = answer.value if isinstance(answer, enum.Enum) else answer
     if isinstance(value, str):
         value = value.lower().strip()
-    found = _DECISIONS.get(value) if isinstance(value, str | int) else None
+    found = _ANSWERS.get(value) if isinstance(value, str | int) else None
     return found or LocalTransactionState.UNKNOW
 
 

@@ -37,10 +37,11 @@ _KINDS = {
     LocalTransactionState.ROLLBACK_MESSAGE: int(TransactionType.ROLLBACK),
     LocalTransactionState.UNKNOW: int(TransactionType.NONE),
 }
-_STATES = {
+DECISIONS = {
     TransactionState.COMMITTED: LocalTransactionState.COMMIT_MESSAGE,
     TransactionState.ROLLED_BACK: LocalTransactionState.ROLLBACK_MESSAGE,
 }
+"""What a producer says for each state that a transaction ends in."""
 _log = logging.getLogger("broker")
 
 ReadMessage = Callable[[], ReceivedMessage]
@@ -87,7 +88,7 @@ class ClusterTransactions(HalfMessageService):
         return False
 
     def _end(self, half: Half, state: TransactionState) -> Ended:
-        decision = _STATES[state]
+        decision = DECISIONS[state]
         self._remember(half, decision)  # first: if the end is lost, a check gets the same answer
         if not isinstance(half, ClusterHalf):
             raise TransactionError(f"{half.message_id} is not a half message of a cluster", message_id=half.message_id)
