@@ -17,6 +17,7 @@ from broker.server.clients import Peer
 from broker.server.context import Refused, Request, ServerContext
 
 TIMEOUT_S = 10.0
+_END = "\x02"  # of a property
 _SHORT = {RequestCode.SEND_REPLY_MESSAGE_V2}
 
 
@@ -57,7 +58,8 @@ def to_consumer(context: ServerContext, request: Request) -> Passed:
 def send_reply(context: ServerContext, request: Request) -> Passed:
     """SEND_REPLY_MESSAGE: a reply goes to the client that its property names; it is not stored."""
     header = SendMessageRequestHeader.decode(request.command.ext, short=request.command.code in _SHORT)
-    properties = names.decode((header.properties or "").encode())
+    stated = header.properties or ""
+    properties = names.decode(stated.encode())
     peer = context.clients.peer_of(properties.get("REPLY_TO_CLIENT", ""))
     if peer is None:
         text = f"push reply message fail, channel of <{properties.get('REPLY_TO_CLIENT')}> not found."
@@ -65,9 +67,9 @@ def send_reply(context: ServerContext, request: Request) -> Passed:
     now_ms = context.store.writer.clock.now_ms()
     push = ReplyMessageRequestHeader(
         header.producer_group, header.topic, header.default_topic, header.default_topic_queue_nums, header.queue_id,
-        header.sys_flag, header.born_timestamp_ms, header.flag, f"{header.properties}PUSH_REPLY_TIME\x01{now_ms}\x02"
-        if (header.properties or "").endswith("\x02") else f"{header.properties}\x02PUSH_REPLY_TIME\x01{now_ms}\x02",
-        header.reconsume_times, header.unit_mode, request.connection.address, context.address, now_ms,
+        header.sys_flag, header.born_timestamp_ms, header.flag,
+        f"{stated.removesuffix(_END)}{_END}PUSH_REPLY_TIME\x01{now_ms}{_END}", header.reconsume_times,
+        header.unit_mode, request.connection.address, context.address, now_ms,
     )  # fmt: skip
     passed = RemotingCommand(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, ext=push.encode(), body=request.command.body)
 
