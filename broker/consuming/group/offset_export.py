@@ -67,11 +67,9 @@ class OffsetExport:
         if offsets or delays:
             exported, levels = self.offsets().positions, self.delays().positions
             for cell, (group, topic, queue_id) in list(self._cells.all()):
-                exported_position = _exported_position(
-                    group, topic, queue_id, exported if offsets else {}, levels if delays else {}
-                )
-                if exported_position is not None and exported_position != self._cells.position(cell):
-                    self._cells.set_position(cell, min(exported_position, self._queue_end(topic, queue_id)))
+                at = _exported_position(group, topic, queue_id, exported if offsets else {}, levels if delays else {})
+                if at is not None and at != self._cells.position(cell):
+                    self._cells.set_position(cell, min(at, self._queue_end(topic, queue_id)))
         for foreign, name, word in ((offsets, _OFFSETS, EXPORTED_OFFSETS), (delays, _DELAYS, EXPORTED_DELAYS)):
             if foreign:
                 self._remember(word, self._read(name))
@@ -214,13 +212,12 @@ def _exported_position(
     offsets: Mapping[tuple[str, str], Mapping[int, int]],
     levels: Mapping[int, int],
 ) -> int | None:
+    """Where the files say that a group is in a queue; None where they do not say it."""
     if queue_id < 0:
         return None
-    exported_position = levels.get(queue_id + 1) if group == SCHEDULE_GROUP and topic == SCHEDULE_TOPIC else None
-    exported_position = (
-        offsets.get((topic, group), {}).get(queue_id) if exported_position is None else exported_position
-    )
-    return None if exported_position is None else max(0, exported_position)
+    is_level = group == SCHEDULE_GROUP and topic == SCHEDULE_TOPIC
+    found = levels.get(queue_id + 1) if is_level else offsets.get((topic, group), {}).get(queue_id)
+    return None if found is None else max(0, found)
 
 
 def _next(version: DataVersion) -> DataVersion:
