@@ -289,9 +289,9 @@ class Producer:
         options: SendOptions,
     ) -> Half:
         begun = transaction if isinstance(transaction, LocalTransaction) else None
-        if begun is not None and isinstance(begun, SessionTransaction):
+        if isinstance(begun, SessionTransaction):
             return self._send_in(message, self._joinable(begun.target), begun, options)
-        if begun is not None and isinstance(begun, PlainTransaction):
+        if isinstance(begun, PlainTransaction):
             with begun.sending():
                 self._check_half(message, begun)
                 extra = begun.properties_for(message, options.properties())

@@ -35,12 +35,12 @@ def check_producer(group: object, ledger: object, resolver: object) -> None:
     if ledger is not None and not isinstance(ledger, BoundLedger):
         text = "a producer's ledger is a broker.Ledger, store.producer(ledger=broker.Ledger(engine))"
         raise TransactionError(f"{text}, not {shown(ledger)}")
-    check_sync(getattr(resolver, _ASK, resolver), "a producer's resolver")
-    own = getattr_static(resolver, _ASK, None)
-    is_usable_class = isinstance(own, staticmethod | classmethod)
-    if resolver is None or (callable(getattr(resolver, _ASK, resolver)) and not isinstance(resolver, type)):
-        return
-    if not is_usable_class:
+    ask = getattr(resolver, _ASK, resolver)
+    check_sync(ask, "a producer's resolver")
+    needs_an_object = isinstance(resolver, type) and not isinstance(
+        getattr_static(resolver, _ASK, None), staticmethod | classmethod
+    )
+    if resolver is not None and (needs_an_object or not callable(ask)):
         text = f"a producer's resolver is a function of a message, or an object with {_ASK}(message)"
         raise TransactionError(f"{text}, not {shown(resolver)}")
 
