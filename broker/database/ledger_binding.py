@@ -27,7 +27,7 @@ from broker.database.ledger_identity import DatabaseIdentity, Execute, Observed,
 from broker.database.statements import Sql
 from broker.database.tables import IN_TRANSACTIONS
 from broker.errors import StoreError, TransactionError
-from broker.store.disk.files import Disk, Missing
+from broker.store.disk.files import Disk
 from broker.store.disk.lock_calls import alone_at
 from broker.store.disk.paths import Paths
 
@@ -218,10 +218,7 @@ class KnownLedgers:
 
     def all(self) -> list[KnownLedger]:
         """Every ledger, the oldest first. Raises StoreError for a file that is damaged."""
-        try:
-            entries = self._disk.entries(self._directory)
-        except Missing:
-            return []
+        entries = self._disk.entries_if_any(self._directory)
         found = [self._read(entry.path) for entry in entries if entry.name.endswith(".json")]
         return sorted(found, key=lambda one: one.binding.made_ms)
 

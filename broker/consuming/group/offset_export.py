@@ -106,10 +106,7 @@ class OffsetExport:
 
     def _batch_topics(self) -> set[str]:
         """The topics whose queues are BatchConsumeQueues."""
-        try:
-            return {entry.name for entry in self._disk.entries(self._paths.batchconsumequeue)}
-        except Missing:
-            return set()
+        return {entry.name for entry in self._disk.entries_if_any(self._paths.batchconsumequeue)}
 
     def export(self, *, at_once: bool = False) -> None:
         """Write the files if they are due and say something else than the cells. Raises StoreFull, SyncFailed."""

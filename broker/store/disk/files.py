@@ -92,6 +92,13 @@ class Disk(Calls):
             raise explained(error, directory) from error
         return [entry for path in paths if (entry := self.entry(path)) is not None]
 
+    def entries_if_any(self, directory: str) -> list[Entry]:
+        """The same; none where the directory is not there."""
+        try:
+            return self.entries(directory)
+        except Missing:
+            return []
+
     def open_read(self, path: str) -> ReadFile:
         """Raises Missing when the file is not there. A pipe in its place raises CorruptStore at the first read."""
         try:

@@ -103,10 +103,7 @@ class Index:
 
     def files(self) -> list[IndexFile]:
         """The files, newest first; one that RocketMQ has only begun is left out."""
-        try:
-            entries = self._directory.disk.entries(self._directory.paths.index)
-        except Missing:
-            return []
+        entries = self._directory.disk.entries_if_any(self._directory.paths.index)
         named = [entry for entry in entries if entry.is_file and entry.name.isdecimal()]
         opened = (self._open(entry) for entry in reversed(named))
         return [file for file in opened if file is not None]

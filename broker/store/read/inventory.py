@@ -21,7 +21,7 @@ from functools import partial
 from broker.errors import CorruptStore, NotUnderstood
 from broker.format import config
 from broker.format.topics import BATCH_QUEUE, LMQ_PREFIX, QUEUE_TYPE, SIMPLE_QUEUE
-from broker.store.disk.files import Disk, Entry, Missing
+from broker.store.disk.files import Disk, Missing
 from broker.store.disk.paths import Paths
 from broker.store.read.kinds.rocksdb import is_rocksdb, missing_extra
 from broker.store.read.kinds.rocksdb_config import READ, SHARED, read_config_database
@@ -259,7 +259,7 @@ def _walk(store: str, disk: Disk) -> Iterator[tuple[str, int]]:
     waiting = [""]
     while waiting:
         above = waiting.pop()
-        for entry in _entries(os.path.join(store, above), disk):
+        for entry in disk.entries_if_any(os.path.join(store, above)):
             path = f"{above}{entry.name}/" if entry.is_directory else f"{above}{entry.name}"
             yield path, entry.size
             kind = kind_of(path) if entry.is_directory else None
@@ -267,16 +267,9 @@ def _walk(store: str, disk: Disk) -> Iterator[tuple[str, int]]:
                 waiting.append(path)
 
 
-def _entries(path: str, disk: Disk) -> list[Entry]:
-    try:
-        return disk.entries(path)
-    except Missing:
-        return []
-
-
 def _rocksdb_config(store: str, disk: Disk) -> Iterator[str]:
     """The directories under config/ that are RocksDBs."""
-    for entry in _entries(Paths(store).config(""), disk):
+    for entry in disk.entries_if_any(Paths(store).config("")):
         if entry.is_directory and is_rocksdb(entry.path, disk):
             yield entry.name
 

@@ -11,7 +11,7 @@ from shlex import quote
 
 from broker.errors import CorruptStore
 from broker.format.index import HEADER_SIZE, IndexHeader
-from broker.store.disk.files import Disk, Entry, Missing
+from broker.store.disk.files import Disk, Entry
 from broker.store.disk.paths import Paths
 from broker.store.read.inventory import inventory
 from broker.store.read.inventory import refusal as not_understood
@@ -51,7 +51,7 @@ def lost(store: str, reason: str) -> CorruptStore:
 
 def has_segments(paths: Paths, disk: Disk) -> bool:
     """Whether commitlog/ holds anything that is named as a segment is."""
-    return any(entry.is_file and is_base(entry.name) for entry in _entries(paths.commitlog, disk))
+    return any(entry.is_file and is_base(entry.name) for entry in disk.entries_if_any(paths.commitlog))
 
 
 def file_that_names_a_record(paths: Paths, disk: Disk) -> str | None:
@@ -89,18 +89,11 @@ def _is_filled(path: str, start: int, disk: Disk) -> bool:
 def _files_below(directory: str, disk: Disk) -> Iterator[Entry]:
     waiting = [directory]
     while waiting:
-        for entry in _entries(waiting.pop(), disk):
+        for entry in disk.entries_if_any(waiting.pop()):
             if entry.is_directory:
                 waiting.append(entry.path)
             elif entry.is_file:
                 yield entry
-
-
-def _entries(directory: str, disk: Disk) -> list[Entry]:
-    try:
-        return disk.entries(directory)
-    except Missing:
-        return []
 
 
 __all__ = ["check_log", "file_that_names_a_record", "has_segments", "lost", "reason_of"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Iterator
 
-from broker.store.disk.files import Disk, Entry, Missing
+from broker.store.disk.files import Disk, Entry
 from broker.store.disk.paths import Paths
 from broker.store.read.inventory import Misfit, kind_of
 from broker.store.read.segments import is_base
@@ -22,10 +22,10 @@ def other_log_directories(disk: Disk, store: str) -> Iterator[str]:
     """
     if disk.entry(Paths(store).store_json) is not None:
         return
-    own = _bases(_entries(disk, os.path.join(store, "commitlog")))
-    for entry in _entries(disk, store):
+    own = _bases(disk.entries_if_any(os.path.join(store, "commitlog")))
+    for entry in disk.entries_if_any(store):
         if entry.is_directory and kind_of(f"{entry.name}/") is None:
-            inside = _entries(disk, entry.path)
+            inside = disk.entries_if_any(entry.path)
             bases = _bases(inside)
             if bases and len(bases) == len(inside) and not bases & own:
                 yield entry.path
@@ -40,10 +40,3 @@ def with_log_directories(misfits: Iterable[Misfit], directories: Collection[str]
 
 def _bases(entries: list[Entry]) -> set[int]:
     return {int(one.name) for one in entries if one.is_file and is_base(one.name)}
-
-
-def _entries(disk: Disk, directory: str) -> list[Entry]:
-    try:
-        return disk.entries(directory)
-    except Missing:
-        return []

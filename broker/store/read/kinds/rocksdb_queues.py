@@ -5,7 +5,6 @@ RocketMQ: RocksDBConsumeQueueStore, RocksDBConsumeQueue (5.3.3 to 5.5.0).
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 
@@ -13,7 +12,7 @@ from broker.errors import CorruptRecord
 from broker.format.consumequeue import Unit
 from broker.format.kinds import rocksdb_queue as layout
 from broker.format.kinds.rocksdb_queue import OFFSETS, UNITS, OffsetValue, QueueValue
-from broker.store.disk.files import Disk, Missing
+from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
 from broker.store.read.kinds.rocksdb import RocksDB, is_rocksdb, open_rocksdb
 
@@ -23,10 +22,8 @@ QueueName = tuple[str, int]
 
 def queue_database(paths: Paths, disk: Disk) -> str | None:
     """The directory of the RocksDB that holds queues; None where a store has none."""
-    try:
-        beside = [one.path for one in disk.entries(paths.store) if one.is_directory and _SEPARATE.fullmatch(one.name)]
-    except Missing:
-        beside = []
+    entries = disk.entries_if_any(paths.store)
+    beside = [one.path for one in entries if one.is_directory and _SEPARATE.fullmatch(one.name)]
     return next((place for place in (paths.consumequeue, *beside) if is_rocksdb(place, disk)), None)
 
 
@@ -119,7 +116,4 @@ def _unit(value: bytes) -> Unit:
 
 def has_queue_files(paths: Paths, disk: Disk) -> bool:
     """Whether a store has queues in files, too: its broker writes both, or wrote them before."""
-    try:
-        return any(entry.is_directory for entry in disk.entries(os.path.join(paths.consumequeue)))
-    except Missing:
-        return False
+    return any(entry.is_directory for entry in disk.entries_if_any(paths.consumequeue))
