@@ -65,6 +65,17 @@ def test_topics_and_queues(tmp_path: Path) -> None:
         assert store.queue_range("b", 9) == (0, 0)
 
 
+@pytest.mark.parametrize("kind", ["consumequeue", "batchconsumequeue"])
+def test_a_directory_that_is_not_a_number_is_no_queue(tmp_path: Path, kind: str) -> None:
+    log = Log()
+    log.append(1)
+    path = log.write(tmp_path)
+    for name in ("3", "04", "٥", "-6", "seven"):
+        (Path(path) / kind / "batched" / name).mkdir(parents=True)
+    with broker.open(path, read_only=True) as store:
+        assert store.queues("batched") == [3]
+
+
 def test_slots_of_files_that_begin_late(tmp_path: Path) -> None:
     directory = tmp_path / "transaction" / "statetable"
     directory.mkdir(parents=True)

@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 
 from broker.format.consumequeue import Unit, is_end
-from broker.store.disk.files import Missing
+from broker.store.disk.files import Disk
 from broker.store.disk.paths import is_topic_directory
 from broker.store.disk.read_file import NotCached
 from broker.store.read.directory import StoreDirectory
@@ -72,14 +72,13 @@ class ConsumeQueues:
 
     def topics(self) -> list[str]:
         """The topics that have a directory, sorted."""
-        return self._directories(self._paths.consumequeue)
+        return directories_in(self._directory.disk, self._paths.consumequeue)
 
     def queue_ids(self, topic: str) -> list[int]:
         """The queues of a topic, sorted. A directory that is not a number is none, as for RocketMQ."""
         if not is_topic_directory(topic):
             return []
-        names = self._directories(self._paths.topic(topic))
-        return sorted(int(name) for name in names if name.isascii() and name.isdecimal() and str(int(name)) == name)
+        return queue_ids_in(self._directory.disk, self._paths.topic(topic))
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         """One queue; None when it has no directory."""
@@ -91,8 +90,13 @@ class ConsumeQueues:
             queue = self._queues[topic, queue_id] = ConsumeQueue(topic, queue_id, units)
         return queue
 
-    def _directories(self, path: str) -> list[str]:
-        try:
-            return [entry.name for entry in self._directory.disk.entries(path) if entry.is_directory]
-        except Missing:
-            return []
+
+def directories_in(disk: Disk, path: str) -> list[str]:
+    """The names of the directories in a directory, sorted; none where it is not there."""
+    return [entry.name for entry in disk.entries_if_any(path) if entry.is_directory]
+
+
+def queue_ids_in(disk: Disk, path: str) -> list[int]:
+    """The queues of a topic that has this directory, sorted."""
+    names = directories_in(disk, path)
+    return sorted(int(name) for name in names if name.isascii() and name.isdecimal() and str(int(name)) == name)

@@ -10,10 +10,9 @@ from bisect import bisect_right
 from typing import Protocol
 
 from broker.format.consumequeue import BatchUnit, Unit
-from broker.store.disk.files import Missing
 from broker.store.disk.paths import is_topic_directory
 from broker.store.disk.thread_lock import ThreadLock
-from broker.store.read.consumequeue import ConsumeQueues
+from broker.store.read.consumequeue import ConsumeQueues, directories_in, queue_ids_in
 from broker.store.read.directory import StoreDirectory
 from broker.store.read.fixedqueue import FixedQueue
 from broker.store.read.kinds.rocksdb import missing_extra
@@ -109,13 +108,13 @@ class EveryQueue:
     def topics(self) -> list[str]:
         """The topics that have queues, sorted."""
         in_rocksdb = self._in_rocksdb.topics() if self._in_rocksdb is not None else []
-        return sorted({*self._files.topics(), *self._names(self._batches), *in_rocksdb})
+        return sorted({*self._files.topics(), *directories_in(self._directory.disk, self._batches), *in_rocksdb})
 
     def queue_ids(self, topic: str) -> list[int]:
         """The queues of a topic, sorted."""
         if not is_topic_directory(topic):
             return []
-        batches = {int(name) for name in self._names(os.path.join(self._batches, topic)) if name.isdecimal()}
+        batches = queue_ids_in(self._directory.disk, os.path.join(self._batches, topic))
         in_rocksdb = self._in_rocksdb.queue_ids(topic) if self._in_rocksdb is not None else []
         return sorted({*self._files.queue_ids(topic), *batches, *in_rocksdb})
 
@@ -128,9 +127,3 @@ class EveryQueue:
                 return BatchConsumeQueue(topic, queue_id, FixedQueue(self._directory, path, BatchUnit, _is_unused))
             found = self._in_rocksdb.queue(topic, queue_id) if self._in_rocksdb is not None else None
         return found
-
-    def _names(self, path: str) -> list[str]:
-        try:
-            return [entry.name for entry in self._directory.disk.entries(path) if entry.is_directory]
-        except Missing:
-            return []
