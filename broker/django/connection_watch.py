@@ -75,7 +75,7 @@ class ConnectionWatch:
         SQLite would not commit the row together with the application's, or has no transaction any more, and inside a
         COPY of psycopg.
         """
-        place, connection = (producer_group, service), self._connection
+        connection = self._connection
         if connection.vendor == "sqlite" and connection.in_atomic_block and not connection.connection.in_transaction:
             raise TransactionError(
                 "SQLite rolled the transaction back for an error, which was caught (INSERT OR ROLLBACK, a trigger, a "
@@ -86,7 +86,9 @@ class ConnectionWatch:
             if connection.vendor == "sqlite":
                 check_attached(lambda statement: connection.connection.execute(statement).fetchall())
             self._enlistment = Enlistment()
-        return self._enlistment.branch(connection, rows, *place, store_id=store_id, savepoint=next(_places))
+        return self._enlistment.branch(
+            connection, rows, producer_group, service, store_id=store_id, savepoint=next(_places)
+        )
 
     def deliver_in_tests(self, branch: Branch) -> None:
         """Deliver at `captureOnCommitCallbacks(execute=True)` of a TestCase, which never commits.

@@ -14,12 +14,12 @@ from django.core.exceptions import ImproperlyConfigured
 from broker.cluster.live_cluster import LiveCluster, connect
 from broker.cluster.network.settings import SCHEME
 from broker.live import LiveStore, open_live
+from broker.store.writer import SYNC_MODES
 
 _lock = threading.Lock()
 _stores: dict[str, LiveStore] = {}
 _clusters: dict[tuple[str, int], LiveCluster] = {}  # by process: a connection does not survive a fork
 _OF_STORES, _OF_CLUSTERS = {"SYNC"}, {"ACL", "TLS"}
-_SYNC_MODES = ("each", "group", "os")
 
 
 def open_store() -> LiveStore | LiveCluster:
@@ -45,8 +45,8 @@ def open_store() -> LiveStore | LiveCluster:
 
 def _opened(path: str, chosen: Mapping[str, Any]) -> LiveStore:
     sync = chosen.get("SYNC", "group")
-    if sync not in _SYNC_MODES:
-        raise ImproperlyConfigured(f'CHECKBACK["SYNC"] is one of {", ".join(_SYNC_MODES)}, not {sync!r}')
+    if sync not in SYNC_MODES:
+        raise ImproperlyConfigured(f'CHECKBACK["SYNC"] is one of {", ".join(SYNC_MODES)}, not {sync!r}')
     store = _stores.get(path)
     if store is None:
         store = _stores[path] = open_live(path, sync=sync)
