@@ -37,7 +37,6 @@ from recovery.transactions.events import EVENT, OP, Names, Redeliveries, Rows, n
 from recovery.transactions.outcomes import Outcomes, Transactions
 
 _BATCH_BYTES = 16 << 20  # of log in one row of `batches`, at most: what is verified again after a cut
-_DIGEST_ROWS = 50_000
 _OWN = (EventKind.PREPARED, EventKind.HALF)
 
 _OF_TOUCHED = "WHERE key IN (SELECT key FROM touched)"

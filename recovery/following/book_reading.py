@@ -79,8 +79,7 @@ class UnendedTransaction:
     """A transaction without an end."""
 
     half_offset: int  # of the half message that an end must name
-    first_offset: int  # of the first one
-    since_ms: int  # when that was stored
+    since_ms: int  # when the first one was stored
     group: str
     topic: str
     checks: int
@@ -136,7 +135,7 @@ class BookReader:
         first = self._one('SELECT row FROM events WHERE "offset" = ? LIMIT 1', int(row["lowest"]))
         since_ms = int(row["store_ms"] if first is None else np.frombuffer(first, EVENT)[0]["store_ms"])
         group, topic = self.names[int(row["group"])], self.names[int(row["topic"])]
-        return UnendedTransaction(int(row["half"]), int(row["lowest"]), since_ms, group, topic, int(row["checks"]))
+        return UnendedTransaction(int(row["half"]), since_ms, group, topic, int(row["checks"]))
 
     def lowest_in_doubt(self) -> int | None:
         """The CommitLog offset of the first half message without an end, or parked."""

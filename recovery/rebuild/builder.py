@@ -30,6 +30,8 @@ from broker.transaction.events import Generation
 from recovery.findings import Findings
 from recovery.rebuild.batch_queues import BatchQueueFiles, first_kept
 from recovery.rebuild.entries import (
+    SLOT,
+    UNIT,
     Claim,
     QueueLives,
     claim_of,
@@ -39,7 +41,7 @@ from recovery.rebuild.entries import (
     redo_units,
     slots_of,
 )
-from recovery.rebuild.file_writers import SLOT, UNIT, IndexFiles, UnitFiles, filled_units
+from recovery.rebuild.file_writers import IndexFiles, UnitFiles, filled_units
 from recovery.rebuild.misfits import misfits_of_queue, misfits_of_records
 from recovery.rebuild.unfit_log import refuse_numbers
 from recovery.scan.kinds import Kinds

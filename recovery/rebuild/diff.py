@@ -20,7 +20,8 @@ from broker.transaction.events import TransactionState
 from recovery.findings import Findings
 from recovery.rebuild.batch_queues import in_order
 from recovery.rebuild.builder import Build, listing_of
-from recovery.rebuild.file_writers import SLOT, UNIT, filled_units
+from recovery.rebuild.entries import SLOT, UNIT
+from recovery.rebuild.file_writers import filled_units
 from recovery.scan.kinds import Kinds
 from recovery.scan.record_at import record_at
 from recovery.scan.scanner import Scan

@@ -8,7 +8,7 @@ is not known here; the local engine and Spark both ask these functions. The item
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -50,13 +50,7 @@ class Claim:
 
     def as_json(self) -> dict[str, Any]:
         """Its public form."""
-        return {
-            "slot": self.slot,
-            "lost_offset": self.lost_offset,
-            "lost_in_doubt": self.lost_in_doubt,
-            "owner_offset": self.owner_offset,
-            "owner_in_doubt": self.owner_in_doubt,
-        }
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)

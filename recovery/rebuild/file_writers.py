@@ -13,12 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from broker.format.consumequeue import UNIT_SIZE
 from broker.format.index import HEADER_SIZE, TIME_DIFF_S_MAX, IndexHeader, IndexItem, file_size, item_at, slot_at
 from broker.store.disk.files import Disk, Map
 from broker.store.disk.maps import OpenFile
 from broker.store.write.mapped import MappedQueue, OpenMaps
-from recovery.rebuild.entries import SLOT, UNIT
 from recovery.scan.units import Ints, Rows
 from recovery.verify.index_items import IndexingRule
 
@@ -245,6 +243,3 @@ def unflushed(disk: Disk) -> Disk:
 def filled_units(rows: Rows) -> Any:
     """Which units hold anything."""
     return rows.view(np.uint8).reshape(len(rows), -1).any(axis=1) if len(rows) else np.zeros(0, np.bool_)
-
-
-__all__ = ["SLOT", "UNIT", "UNIT_SIZE", "IndexFiles", "UnitFiles", "filled_units", "unflushed"]

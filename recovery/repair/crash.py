@@ -20,7 +20,7 @@ from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths, given_path
 from broker.store.read.detect import check_is_store
 from broker.store.read.inventory import refusal as not_understood
-from broker.store.recover.cases import Case, CaseVerdict, case_of
+from broker.store.recover.cases import CaseVerdict
 from broker.store.recover.load import RecoveryPlan, misfits_in_the_way, plan, refusal
 from broker.store.recover.survey import Owner, Survey
 from broker.store.recover.survey import survey as look
@@ -102,12 +102,10 @@ def _kept(disk: Disk, path: str) -> list[str]:
 
 
 __all__ = [
-    "Case",
     "RecoveryPlan",
     "RecoveryReport",
     "Survey",
     "apply",
-    "case_of",
     "misfits_in_the_way",
     "objection",
     "plan",

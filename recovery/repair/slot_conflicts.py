@@ -14,7 +14,6 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -46,10 +45,6 @@ class Moved:
     old_slot: int
     commitlog_offset: int
     slot: int
-
-    def as_json(self) -> dict[str, Any]:
-        """Its public form."""
-        return {name: getattr(self, name) for name in self.__slots__}
 
 
 def move(

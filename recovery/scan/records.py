@@ -204,7 +204,7 @@ class Records:
 
     @cached_property
     def properties(self) -> StringColumn:
-        """The properties as stored; `property_values` of the column reads one of them."""
+        """The properties as stored; `property_slices` of the column reads one of them."""
         return StringColumn.gather(self.window, *self._properties)
 
     @cached_property

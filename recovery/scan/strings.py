@@ -73,7 +73,8 @@ def gather(window: Bytes, starts: Ints, lengths: Ints) -> pa.Array:
     offsets = np.concatenate(([0], np.cumsum(lengths)))
     if offsets[-1] <= _FEW_BYTES:
         places = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
-        return binary(window[places], offsets)
+        buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(window[places])]
+        return pa.Array.from_buffers(pa.binary(), count, buffers)
     views = np.zeros((count, 4), np.int32)
     views[:, 0], views[:, 3] = lengths, starts
     views[:, 1] = unaligned(window, "<i4", starts)
@@ -95,13 +96,6 @@ def _padded(window: Bytes, starts: Ints, width: int) -> Bytes:
         rows[row] = 0
         rows[row, : len(tail)] = tail
     return rows
-
-
-def binary(data: Bytes, offsets: npt.NDArray[np.int32] | Ints, mask: npt.NDArray[np.bool_] | None = None) -> pa.Array:
-    """An Arrow binary array of data[offsets[i] : offsets[i + 1]]; null where `mask` is False."""
-    valid = None if mask is None else pa.py_buffer(np.packbits(mask, bitorder="little"))
-    buffers = [valid, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(data)]
-    return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
 
 
 class StringColumn:
@@ -153,10 +147,6 @@ class StringColumn:
         starts, lengths = np.zeros(len(self), np.int64), np.zeros(len(self), np.int64)
         starts[rows], lengths[rows] = values, stops - values
         return StringViews(self.data, starts, lengths)
-
-    def property_values(self, name: str) -> pa.Array:
-        """The same as an Arrow binary array; null where it is missing."""
-        return self.property_slices(name).array()
 
     def all_properties(self) -> tuple[Ints, pa.Array, pa.Array]:
         """Every property of every string: the row it stands in, its name and its value, in order."""

@@ -63,21 +63,6 @@ class Digest:
         return f"{self.total % _MODULUS:032x}"
 
 
-def identity_of_unique_key(key: bytes) -> tuple[int, int]:
-    """The 16 bytes that stand for a unique key, as two numbers.
-
-    Nearly every client's key is 32 upper-case hexadecimal digits: then the 16 bytes that they spell. Any other key is
-    the first 16 bytes of its SHA-256.
-    """
-    raw = _unhex(key) if len(key) == 32 else None
-    raw = raw if raw is not None else hashlib.sha256(key).digest()[:16]
-    return int.from_bytes(raw[:8], "big"), int.from_bytes(raw[8:], "big")
-
-
-def _unhex(key: bytes) -> bytes | None:
-    return bytes.fromhex(key.decode("ascii")) if all(byte in b"0123456789ABCDEF" for byte in key) else None
-
-
 _NIBBLE = np.full(256, 255, np.uint8)
 _NIBBLE[np.frombuffer(b"0123456789ABCDEF", np.uint8)] = np.arange(16)
 
@@ -85,7 +70,11 @@ _NIBBLE[np.frombuffer(b"0123456789ABCDEF", np.uint8)] = np.arange(16)
 def identities_of_unique_keys(
     data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-    """The same for each data[start : start + length], all at once."""
+    """The 16 bytes that stand for each unique key data[start : start + length], as two numbers.
+
+    Nearly every client's key is 32 upper-case hexadecimal digits: then the 16 bytes that they spell. Any other key is
+    the first 16 bytes of its SHA-256.
+    """
     spelled = np.flatnonzero(lengths == 32)
     digits = np.take(_NIBBLE, unaligned(data, "V32", starts[spelled]).view(np.uint8))
     raw, fine = (digits[0::2] << 4 | digits[1::2]).reshape(-1, 16), (digits.reshape(-1, 32) < 16).all(axis=1)

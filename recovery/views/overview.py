@@ -11,7 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -29,9 +29,6 @@ from recovery.scan.store_files import StoreFiles
 from recovery.scan.units import UnitFile
 from recovery.transactions.in_doubt import Pending
 from recovery.views.history_half_op import delivered, half_op_story, parkings, prepared, when
-
-if TYPE_CHECKING:
-    pass
 
 _SLOT = np.dtype(Slot.DTYPE)
 _AT_ONCE = 1 << 16

@@ -55,7 +55,7 @@ def test_a_batch_stands_while_the_next_is_prepared(tmp_path: Path) -> None:
 
     for records in Scan(a_log(tmp_path).commitlog, window_bytes=1000, prepare=prepare):
         ready.acquire(timeout=0.05)  # the next window is in its buffer by now, where there is one
-        keys += records.properties.property_values("KEYS").to_pylist()
+        keys += records.property("KEYS").to_pylist()
     assert keys == [b"%d" % number for number in range(120)]
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recovery.transactions.digest import ENTRY, Digest, identity_of_unique_key
+from recovery.transactions.digest import ENTRY, Digest, identities_of_unique_keys
 from tests.scan.effort import tries
 from tests.transactions.model import GAP, HALF_OP, IN_DOUBT, STATE_TABLE, Entry, Judgement, encoded, identity
 
@@ -49,7 +49,9 @@ def test_the_page_shows_the_example_that_the_model_computes() -> None:
 
 def entry(lowest: int, told: Entry) -> bytes:
     """The fixed part, as the engine makes it."""
-    high, low = (0, lowest) if not told["key"] else identity_of_unique_key(told["key"].encode())
+    key = np.frombuffer(told["key"].encode(), np.uint8)
+    (high,), (low,) = identities_of_unique_keys(key, np.zeros(1, np.int64), np.array([len(key)]))
+    high, low = (high, low) if told["key"] else (0, lowest)
     return np.array((told["generation"], told["state"], high, low, lowest), ENTRY).tobytes()
 
 
