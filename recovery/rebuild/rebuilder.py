@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from shlex import quote
 from typing import cast
 
 from broker.errors import BrokerError, CorruptStore, StoreError, StoreFull
@@ -393,7 +394,7 @@ def sizes_of(files: StoreFiles, disk: Disk) -> StoreLayout:
         wrong = [one.path for one in files.commitlog.segments if one.size == segment_bytes]
         if not is_segment_size(segment_bytes) and wrong:
             text = f"{wrong[-1]} has {segment_bytes} bytes, and {error}: it was cut. Bring it back to the size that "
-            text = f"{text}its broker is set to (mappedFileSizeCommitLog) with: truncate -s BYTES {wrong[-1]}"
+            text = f"{text}its broker is set to (mappedFileSizeCommitLog) with: truncate -s BYTES {quote(wrong[-1])}"
             raise StoreError(text, path=wrong[-1]) from None
-        text = f"{files.path}: {error}. A file was cut; see which with: checkback verify {files.path}"
+        text = f"{files.path}: {error}. A file was cut; see which with: checkback verify {quote(files.path)}"
         raise StoreError(text, path=files.path) from None

@@ -215,7 +215,7 @@ def _check_segments(files: StoreFiles) -> None:
             what = f"{segment.size} bytes, the others {size}" if segment.size != size else f"{size} bytes"
             text = f"{segment.path} has {what}: it was cut, for a segment has its size from the start, in whole pages"
             text = f"{text} of {_PAGE_BYTES} bytes or whole thousands. Nothing was changed. Give it its size again, as"
-            text = f"{text} the broker's mappedFileSizeCommitLog says: truncate -s SIZE {segment.path}"
+            text = f"{text} the broker's mappedFileSizeCommitLog says: truncate -s SIZE {quote(segment.path)}"
             raise CorruptStore(text, path=segment.path)
 
 

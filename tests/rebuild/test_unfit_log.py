@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,9 @@ import pytest
 import broker
 from broker.errors import CorruptStore
 from recovery.rebuild.rebuilder import rebuild
+from recovery.rebuild.unfit_log import refuse_numbers
+from recovery.repair.taking_over import _check_segments
+from recovery.scan.store_files import StoreFiles
 from recovery.verify.verifier import verify
 from tests.rebuild.derived_files import derived, store_of, store_with_a_wrong_queue_id
 
@@ -145,3 +149,15 @@ def test_a_body_that_fails_its_crc_hinders_no_rebuild_where_no_crc_covers_the_re
     assert rebuild(path, apply=True, broker_is_stopped=True, still_s=0).differences
     assert (path / "index").is_dir()
     assert verify(path).findings.counts == {"crc-mismatch": 1}
+
+
+def test_the_command_that_a_refusal_names_works_as_it_is_pasted(tmp_path: Path) -> None:
+    """In a directory whose name has a space."""
+    path = store_of(tmp_path / "a shop", 1)
+    with pytest.raises(CorruptStore) as refused:
+        refuse_numbers(StoreFiles.open(path), "slots", -1, 1)
+    assert shlex.split(str(refused.value))[-3:] == ["checkback", "verify", str(path)]
+    (path / "commitlog" / f"{0:020}").write_bytes(bytes(1001))
+    with pytest.raises(CorruptStore) as refused:
+        _check_segments(StoreFiles.open(path))
+    assert shlex.split(str(refused.value).rpartition(": ")[2])[-1] == str(path / "commitlog" / f"{0:020}")

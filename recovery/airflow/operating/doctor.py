@@ -201,9 +201,8 @@ def _copy(store: StoreSettings, path: str) -> Iterator[Examined]:
 
     found = copy_standing(path)
     if found is None and store.copy:
-        yield Examined(
-            WRONG, f"{store.name} is not a copy", f"start `checkback follow MASTER {path}`, or remove `copy`"
-        )
+        step = f"start `checkback follow MASTER {quote(path)}`, or remove `copy`"
+        yield Examined(WRONG, f"{store.name} is not a copy", step)
     elif found is not None and not store.copy:
         step = "add `copy = true` to its settings: nothing can be written to it, so its other DAGs fail"
         yield Examined(WRONG, f"{store.name} is a copy of {found.master}", step)
