@@ -69,8 +69,8 @@ def refuse_numbers(files: StoreFiles, what: str, first: int, end: int) -> None:
     """Numbers that no record has, or so far from each other that the files between them would fill the disk."""
     if first < 0 or end - first > max(_NUMBERS_MAX, files.commitlog_bytes // RECORD_SIZE_MIN):
         text = f"{files.path}: by its records {what} have the numbers {first} to {end - 1}: a record is damaged"
-        text = f"{text}. What is derived from a damaged log is not better. See which with: checkback verify"
-        raise CorruptStore(f"{text} {files.path}", path=files.path)
+        text = f"{text}. What is derived from a damaged log is not better. See which with: checkback verify "
+        raise CorruptStore(f"{text}{quote(files.path)}", path=files.path)
 
 
 def refuse_lost(

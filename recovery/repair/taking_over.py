@@ -298,6 +298,3 @@ def _change_engine(disk: Disk, paths: Paths, engine: str) -> None:
     if disk.entry(paths.own_checkpoint) is not None:
         disk.remove(paths.own_checkpoint)
     disk.write_file(paths.store_json, replace(file, transactions=engine).encode())
-
-
-__all__ = ["objection", "take_over"]
