@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from recovery.cli.declaration import Argument, BadParameter, Exit, Option, VerbGroup
 from recovery.cli.shared import FINDINGS, WELL, AsJson, Store, examples, listing
@@ -150,7 +150,7 @@ def _query(identifier: str, unique_key: str, key: str, topic: str, since: str, u
 
     if not (identifier or unique_key or key or topic or since or until):
         raise BadParameter("give at least one of --id --unique-key --key --topic --since --until")
-    times: dict[str, int] = {}
+    times: dict[str, Any] = {}
     for name, text in (("since", since), ("until", until)):
         try:
             times |= {f"{name}_ms": moment_of(text)} if text else {}
