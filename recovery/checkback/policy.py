@@ -12,7 +12,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from itertools import islice
+from itertools import islice, product
 from typing import Any, NamedTuple
 
 from broker.errors import BrokerError
@@ -92,7 +92,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What is known of one transaction in doubt when it is looked at."""
+    """What is known of one transaction in doubt when it is looked at. A parked one is not looked at."""
 
     stored_ms: int
     """When its half message was stored, by the store's clock, in milliseconds since 1970."""
@@ -102,15 +102,11 @@ class Standing:
     """How often somebody was asked and did not know."""
     next_check_ms: int | None = None
     """When it is due again, in milliseconds since 1970; None: it was never checked."""
-    parked: bool = False
-    """Whether it waits for a person."""
 
 
 class Verdict(enum.Enum):
     """What to do now, and the sentence that explains it."""
 
-    SKIP = "it is parked and waits for a person"
-    """Leave it alone."""
     WAIT = "it is not due yet"
     """Look again when it is due."""
     LIMIT = "it was checked often or long enough"
@@ -128,37 +124,28 @@ class Decision(NamedTuple):
     """When it is, or was, due, in milliseconds since 1970."""
 
 
-# label  parked  over  early  worn     over: longer in doubt than longest    early: immune, too young, or put off
-CASES = (  #                           worn: asked as often as most_checks
-    ("@A", "   1      -     -     -  ", Verdict.SKIP),
-    ("@B", "   0      1     -     -  ", Verdict.LIMIT),
-    ("@C", "   0      0     1     -  ", Verdict.WAIT),  # the last answer gets its whole interval before the limit
-    ("@D", "   0      0     0     1  ", Verdict.LIMIT),
-    ("@E", "   0      0     0     0  ", Verdict.ASK),
+# label  over  early  worn     over: longer in doubt than longest    early: immune, too young, or put off
+CASES = (  #                   worn: asked as often as most_checks
+    ("@A", "  1     -     -  ", Verdict.LIMIT),
+    ("@B", "  0     1     -  ", Verdict.WAIT),  # the last answer gets its whole interval before the limit
+    ("@C", "  0     0     1  ", Verdict.LIMIT),
+    ("@D", "  0     0     0  ", Verdict.ASK),
 )
-"""(label, pattern of the facts parked, over, early, worn, verdict): 1 yes, 0 no, - either. One row fits each case."""
-_TABLE = tuple((label, tuple(pattern.split()), verdict) for label, pattern, verdict in CASES)
+"""(label, pattern of the facts over, early, worn, verdict): 1 yes, 0 no, - either. One row fits each case."""
 
 
-def case(parked: bool, over: bool, early: bool, worn: bool) -> tuple[str, Verdict]:
-    """(label, verdict) of the row of CASES that fits; a test proves that it is always exactly one."""
-    facts = tuple("01"[fact] for fact in (parked, over, early, worn))
-    rows = [(label, verdict) for label, pattern, verdict in _TABLE if _fits(pattern, facts)]
-    (row,) = rows
-    return row
+def _case(*facts: bool) -> Verdict:
+    """The verdict of the row of CASES that fits; a test proves that it is always exactly one."""
+    signs = ["01"[fact] for fact in facts]
+    (verdict,) = (
+        verdict
+        for _, pattern, verdict in CASES
+        if all(want in ("-", sign) for want, sign in zip(pattern.split(), signs, strict=True))
+    )
+    return verdict
 
 
-def _fits(pattern: tuple[str, ...], facts: tuple[str, ...]) -> bool:
-    return all(want in ("-", is_) for want, is_ in zip(pattern, facts, strict=True))
-
-
-_BY_FACTS = {
-    (parked, over, early, worn): case(parked, over, early, worn)[1]
-    for parked in (False, True)
-    for over in (False, True)
-    for early in (False, True)
-    for worn in (False, True)
-}
+_BY_FACTS = {facts: _case(*facts) for facts in product((False, True), repeat=3)}
 
 
 def decide(standing: Standing, rule: Rule, now_ms: int) -> Decision:
@@ -166,7 +153,7 @@ def decide(standing: Standing, rule: Rule, now_ms: int) -> Decision:
     due_ms = due(standing, rule)
     over = rule.longest_ms is not None and now_ms - standing.stored_ms >= rule.longest_ms
     worn = rule.most_checks is not None and standing.checks >= rule.most_checks
-    return Decision(_BY_FACTS[standing.parked, over, now_ms < due_ms, worn], due_ms)
+    return Decision(_BY_FACTS[over, now_ms < due_ms, worn], due_ms)
 
 
 def due(standing: Standing, rule: Rule) -> int:
