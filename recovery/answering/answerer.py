@@ -22,11 +22,10 @@ from broker.cluster.live_cluster import LiveCluster
 from broker.cluster.publishing.transactions import Check
 from broker.message import ReceivedMessage
 from broker.transaction.service import Half, LocalTransactionState
-from recovery.checkback.protocol import Answer, Outcome, Question, Resolver
+from recovery.checkback.protocol import Answer, Outcome, Question, Resolver, count_reason
 
 _BATCH = 500
 _COLLECT_S = 0.02
-_REASONS_KEPT = 20
 _DECISIONS = {
     Outcome.COMMITTED: LocalTransactionState.COMMIT_MESSAGE,
     Outcome.ROLLED_BACK: LocalTransactionState.ROLLBACK_MESSAGE,
@@ -159,11 +158,8 @@ class Answerer:
                 one.decision.set_result(_DECISIONS.get(answer.outcome, LocalTransactionState.UNKNOW))
 
     def _count(self, half: Half, answer: Answer) -> None:
-        report, outcome = self.report, answer.outcome
+        report, name = self.report, answer.outcome.name.lower()
         report.checks += 1
         report.topics[half.topic] = report.topics.get(half.topic, 0) + 1
-        name = outcome.name.lower()
         setattr(report, name, getattr(report, name) + 1)
-        reasons = {Outcome.DOWN: report.not_asked, Outcome.REFUSED: report.refusals}.get(outcome)
-        if reasons is not None and (answer.why in reasons or len(reasons) < _REASONS_KEPT):
-            reasons[answer.why] = reasons.get(answer.why, 0) + 1
+        count_reason(answer, report.not_asked, report.refusals)

@@ -34,6 +34,9 @@ class Outcome(enum.Enum):
         return self in STATES
 
 
+REASONS_KEPT = 20
+"""How many different reasons a report counts."""
+
 NOTHING_DECIDED = "nothing was decided: "
 """What the sentence of a refusal begins with."""
 
@@ -91,6 +94,13 @@ class Answer(NamedTuple):
 def reason_alone(why: str) -> str:
     """The reason of a refusal, for a sentence about something else than a decision."""
     return why.removeprefix(NOTHING_DECIDED)
+
+
+def count_reason(answer: Answer, not_asked: dict[str, int], refusals: dict[str, int]) -> None:
+    """Count why nobody was asked, or why the one who was named is not the one; of many reasons the first ones."""
+    reasons = {Outcome.DOWN: not_asked, Outcome.REFUSED: refusals}.get(answer.outcome)
+    if reasons is not None and (answer.why in reasons or len(reasons) < REASONS_KEPT):
+        reasons[answer.why] = reasons.get(answer.why, 0) + 1
 
 
 class Question(NamedTuple):

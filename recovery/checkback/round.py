@@ -30,7 +30,7 @@ from broker.transaction.service import Half
 from recovery.checkback.catalog import Attempt, Catalog, Known
 from recovery.checkback.leader import myself
 from recovery.checkback.policy import AtLimit, Policy, Standing, Turn, Verdict, decide, fairly, next_check, spread
-from recovery.checkback.protocol import Answer, Outcome, Question, Resolver, answers_to
+from recovery.checkback.protocol import Answer, Outcome, Question, Resolver, answers_to, count_reason
 from recovery.humanize import count, moment
 
 LIMIT = 10_000
@@ -334,7 +334,7 @@ class CheckBack:
         report.running += answer.outcome is Outcome.RUNNING
         report.down += answer.outcome is Outcome.DOWN
         report.refused += answer.outcome is Outcome.REFUSED
-        _count_reason(answer, report)
+        count_reason(answer, report.not_asked, report.refusals)
         checks = one.checks + counts
         next_ms = next_check(rule, checks if counts else 1, now_ms, self._chance())
         if answer.outcome is Outcome.REFUSED or answer.nobody_named:
@@ -350,13 +350,6 @@ def _note_age(report: RoundReport, age_ms: int) -> None:
 def _note(report: RoundReport, error: str) -> None:
     if len(report.errors) < _ERRORS_KEPT:
         report.errors.append(error)
-
-
-def _count_reason(answer: Answer, report: RoundReport) -> None:
-    """Keep why nobody was asked; of many different reasons the first ones."""
-    reasons = {Outcome.DOWN: report.not_asked, Outcome.REFUSED: report.refusals}.get(answer.outcome)
-    if reasons is not None and (answer.why in reasons or len(reasons) < _ERRORS_KEPT):
-        reasons[answer.why] = reasons.get(answer.why, 0) + 1
 
 
 def _is_asked(one: _Due) -> bool:
