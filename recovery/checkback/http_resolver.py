@@ -25,7 +25,7 @@ from broker.errors import BrokerError
 from broker.store.disk.files import Disk
 from broker.transaction.service import Half
 from recovery.checkback.protocol import Answer, Outcome, Question, meaning
-from recovery.checkback.time_limit import ANSWER_WITHIN_S, TimedOut, TimeLimit, ask_each, key_of
+from recovery.checkback.time_limit import ANSWER_WITHIN_S, TimedOut, TimeLimit, ask_each
 
 ANSWER_BYTES = 64 * 1024
 _NOBODY = frozenset((401, 403, 404, 407, 408, 429))
@@ -99,7 +99,8 @@ class HttpResolver:
         def one(question: Question) -> Answer:
             deadline = time.monotonic() + self._limit.seconds
             try:
-                return self._limit.run(lambda: self._asked(client, question.half, deadline), key_of(question.half))
+                half = question.half
+                return self._limit.run(lambda: self._asked(client, half, deadline), half.commitlog_offset)
             except TimedOut as error:
                 return Answer(Outcome.DOWN, str(error)[:_WHY_SIZE])
             except Exception as error:  # noqa: BLE001 - whatever a client raises, nobody answered

@@ -62,10 +62,9 @@ class LeaderLock:
     `asks` says who is asked for each producer group; None: this process asks for all groups.
     """
 
-    def __init__(self, store_path: str, disk: Disk | None = None, *, asks: Mapping[str, str] | None = None) -> None:
+    def __init__(self, store_path: str, *, asks: Mapping[str, str] | None = None) -> None:
         self.path = os.path.join(Paths(store_path).own, _file_name(asks))
         self._groups = None if asks is None else tuple(sorted(asks))
-        self._disk = disk or Disk()
         self._descriptor = -1
         _forked.add(self)
 
@@ -81,7 +80,7 @@ class LeaderLock:
         """Lead, if nobody else does. Raises StoreFull, and StoreError when the file cannot be opened or written."""
         if self.is_held:
             return True
-        descriptor = self._disk.open_lock(self.path)
+        descriptor = Disk().open_lock(self.path)
         if not _is_locked_alone(descriptor):
             os.close(descriptor)
             return False
@@ -99,7 +98,7 @@ class LeaderLock:
         """Who leads of those that ask the same; None when nobody does."""
         if self.is_held:
             return Leader(myself(), self._groups)
-        return _leader(self._disk, self.path)
+        return _leader(self.path)
 
     def release(self) -> None:
         """Let another lead; without leading nothing happens. A forked child releases what its parent still holds."""
@@ -108,14 +107,14 @@ class LeaderLock:
             os.close(descriptor)
 
 
-def leaders(store_path: str, disk: Disk | None = None) -> list[Leader]:
+def leaders(store_path: str) -> list[Leader]:
     """Who leads the check-back of a store, each for some producer groups or for all."""
-    disk, own = disk or Disk(), Paths(store_path).own
+    disk, own = Disk(), Paths(store_path).own
     if disk.entry(own) is None:
         return []
     names = sorted(entry.name for entry in disk.entries(own))
     paths = [os.path.join(own, name) for name in names if name.startswith(_NAME) and name.endswith(_END)]
-    return [found for path in paths if (found := _leader(disk, path)) is not None]
+    return [found for path in paths if (found := _leader(path)) is not None]
 
 
 def _file_name(asks: Mapping[str, str] | None) -> str:
@@ -140,10 +139,10 @@ def _is_locked_alone(descriptor: int) -> bool:
     return False
 
 
-def _leader(disk: Disk, path: str) -> Leader | None:
+def _leader(path: str) -> Leader | None:
     """Who holds a lock file."""
     try:
-        descriptor = disk.open_lock(path, write=False)
+        descriptor = Disk().open_lock(path, write=False)
     except Missing:
         return None
     try:

@@ -24,7 +24,7 @@ from broker.message import ReceivedMessage
 from broker.producing.send_arguments import check_sync
 from broker.transaction.service import Half
 from recovery.checkback.protocol import Answer, Outcome, Question, Resolver, meaning
-from recovery.checkback.time_limit import ANSWER_WITHIN_S, TimedOut, TimeLimit, ask_each, key_of
+from recovery.checkback.time_limit import ANSWER_WITHIN_S, TimedOut, TimeLimit, ask_each
 
 ENTRY_POINTS = "checkback.resolver"
 """The group of entry points in which `CallableResolver.load` looks for a name."""
@@ -81,7 +81,7 @@ class CallableResolver:
     def _one(self, question: Question) -> Answer:
         try:
             message = question.message()
-            return self._limit.run(lambda: self._answer(message), key_of(question.half))
+            return self._limit.run(lambda: self._answer(message), question.half.commitlog_offset)
         except TimedOut as error:
             return Answer(Outcome.DOWN, str(error)[:_WHY_SIZE])
         except Exception as error:  # noqa: BLE001 - a message that cannot be read: nobody says how it ended

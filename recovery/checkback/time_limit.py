@@ -15,12 +15,9 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from recovery.checkback.protocol import Answer, Outcome, Question, Resolver
-
-if TYPE_CHECKING:
-    from broker.transaction.service import Half
 
 ANSWER_WITHIN_S = 10.0  # one question to a callable or an endpoint
 LEDGER_WITHIN_S = 60.0  # all questions of a batch to a ledger, whose own limits are far below it
@@ -145,8 +142,3 @@ def ask_each(
             found.append(one(question))
             down = down + 1 if found[-1].outcome is Outcome.DOWN else 0
     return found
-
-
-def key_of(half: Half) -> Hashable:
-    """What names a question: a half message."""
-    return half.commitlog_offset

@@ -1,6 +1,6 @@
 """Whether check-back has something to do: what a watcher looks at every few seconds, cheaply.
 
-    due_now("shop.store", now_ms, {"*": {"interval": "30s"}})       how many are due, and the gauges of the store
+    DueWatch("shop.store").look(now_ms, {"*": {"interval": "30s"}})       how many are due, and the gauges of the store
 
 A store to which nothing was appended since the last look is not read again for a minute: no transaction began or ended
 there. What changes without an append is seen then: a state table that was made again, and what a killed process left
@@ -46,7 +46,10 @@ class DueWatch:
     _seen: Overview | None = None
 
     def look(self, now_ms: int, policy: Mapping[str, Any] | None) -> DueNow:
-        """What is due at a time. `policy` are the rules by topic; None: each transaction in doubt counts as due."""
+        """What is due at a time. `policy` are the rules by topic; None: each transaction in doubt counts as due.
+
+        Raises StoreError where there is no store.
+        """
         seen = self._overview(now_ms)
         late_s = (now_ms - self._read_ms) / 1000  # ages grow while nothing is read
         is_crashed = crashed(self.path) is not None
@@ -92,11 +95,6 @@ class DueWatch:
                 if decide(standing, policy.rule(one.topic), now_ms).verdict is not Verdict.WAIT:
                     due.append(commitlog_offset)
         return due
-
-
-def due_now(path: str, now_ms: int, policy: Mapping[str, Any] | None = None) -> DueNow:
-    """One look. Raises StoreError where there is no store."""
-    return DueWatch(path).look(now_ms, policy)
 
 
 def _immunity(store: broker.Store, commitlog_offset: int) -> str | None:

@@ -343,9 +343,9 @@ def test_what_a_rebuild_puts_in_doubt_again_is_due(tmp_path: Path) -> None:
 
 def test_a_crashed_store_is_not_due_and_says_so(tmp_path: Path) -> None:
     """Its recovery comes first."""
-    from recovery.jobs.due import due_now
+    from recovery.jobs.due import DueWatch
 
-    found = due_now(str(killed_shop(tmp_path / "shop")), time.time_ns() // 1_000_000, None)
+    found = DueWatch(str(killed_shop(tmp_path / "shop"))).look(time.time_ns() // 1_000_000, None)
     assert (found.event, found.gauges["crashed"], found.gauges["in_doubt"]) == (None, 1, 10)
 
 

@@ -25,7 +25,7 @@ from recovery.checkback.resolvers import Breaker, CallableResolver, Router
 from recovery.checkback.round import CheckBack
 from recovery.checkback.service import CheckService, for_producers
 from recovery.cli.shared import WELL
-from recovery.jobs.due import due_now
+from recovery.jobs.due import DueWatch
 from tests.checkback.shop import open_store
 
 Run = Callable[..., Any]
@@ -232,15 +232,15 @@ def test_what_no_leader_asks_for_is_due_for_airflow(store: LiveStore) -> None:
     """A leader of one group leaves the rest to the DAG; one that asks for all leaves nothing."""
     (_, half) = prepare(store, "a", "b")
     later_ms = time.time_ns() // 1_000_000 + 60_000
-    both = due_now(store.path, later_ms, {}).event
+    both = DueWatch(store.path).look(later_ms, {}).event
     assert both is not None
     assert both["due"] == 2
     some, every = LeaderLock(store.path, asks={"a": "x"}), LeaderLock(store.path)
     assert some.try_take()
-    assert due_now(store.path, later_ms, {}).event == {"due": 1, "commitlog_offset": half.commitlog_offset}
-    assert due_now(store.path, later_ms).event == {"due": 1, "commitlog_offset": half.commitlog_offset}
+    assert DueWatch(store.path).look(later_ms, {}).event == {"due": 1, "commitlog_offset": half.commitlog_offset}
+    assert DueWatch(store.path).look(later_ms, None).event == {"due": 1, "commitlog_offset": half.commitlog_offset}
     assert every.try_take()
-    assert due_now(store.path, later_ms, {}).event is None
+    assert DueWatch(store.path).look(later_ms, {}).event is None
     some.release()
     every.release()
 
@@ -255,7 +255,7 @@ def test_what_the_leader_of_its_group_could_not_ask_is_due_for_airflow(store: Li
     catalog.close()
     lease = LeaderLock(store.path, asks={"a": "x"})
     assert lease.try_take()
-    due = due_now(store.path, later_ms, {}).event
+    due = DueWatch(store.path).look(later_ms, {}).event
     assert due == (None if outcome == "unknown" else {"due": 1, "commitlog_offset": half.commitlog_offset})
     lease.release()
 
