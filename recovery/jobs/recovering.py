@@ -8,7 +8,6 @@ An approval is for the plan that the person saw: `recover` plans again, and refu
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 import broker
@@ -57,7 +56,7 @@ def crashed(path: str, *, foreign: bool = False) -> dict[str, Any] | None:
     again = disk.entry(paths.abort)  # a process that closed it meanwhile removed the mark first
     if again is None or again.inode != mark.inode:
         return None
-    return {"abort": paths.abort, "since_ms": int(os.stat(paths.abort).st_mtime * 1000)}
+    return {"abort": paths.abort, "since_ms": mark.changed_ns // 1_000_000}
 
 
 def keep_rejection(path: str, *, now_ms: int, rejected_ms: int, by: str, run: str) -> None:
