@@ -243,17 +243,13 @@ def recheck(
     store: LiveStore, halves: Sequence[Half], *, why: str, catalog: Catalog | None = None, dry_run: bool = False
 ) -> list[Resolution]:
     """Have transactions checked again, from the first check on: parked ones are taken back."""
-    found = []
-    parked = store.transactions.parked()
-    for half in halves:
-        is_parked = half.commitlog_offset in parked
-        if is_parked and not dry_run:
-            store.transactions.unpark(half, why)
-        found.append(
-            _resolution(half, "unparked" if is_parked else "unchanged", "" if is_parked else "it was not parked")
-        )
-    if catalog is not None and not dry_run:
+    if catalog is not None and not dry_run:  # first: one that is taken back with its old count is parked again at once
         catalog.remember((), [half.commitlog_offset for half in halves])
+    found, parked = [], store.transactions.parked()
+    for half in halves:
+        is_taken_back = half.commitlog_offset in parked and (dry_run or store.transactions.unpark(half, why))
+        result = ("unparked", "") if is_taken_back else ("unchanged", "it was not parked")
+        found.append(_resolution(half, *result))
     return found
 
 
