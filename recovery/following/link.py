@@ -101,7 +101,7 @@ class MasterLink:
         try:
             self._socket.sendall(OffsetReport(commitlog_offset).pack())
         except OSError as error:
-            raise MasterAway(f"{self._name} closed the connection: {error.strerror or error}") from None
+            raise self._away(f"closed the connection: {error.strerror or error}") from None
         self._reported_s = time.monotonic()
 
     def receive(self, timeout_s: float) -> list[Transfer]:
@@ -109,15 +109,20 @@ class MasterLink:
         try:
             if not self._readable.poll(timeout_s * 1000):
                 if time.monotonic() - self.heard_s > SILENCE_S:
-                    raise MasterAway(f"{self._name} has been silent for {SILENCE_S:.0f} s")
+                    raise self._away(f"has been silent for {SILENCE_S:.0f} s")
                 return []
             data = self._socket.recv(_RECEIVE_BYTES)
         except OSError as error:
-            raise MasterAway(f"{self._name} closed the connection: {error.strerror or error}") from None
+            raise self._away(f"closed the connection: {error.strerror or error}") from None
         if not data:
-            raise MasterAway(f"{self._name} closed the connection")
+            raise self._away("closed the connection")
         self.heard_s, self._has_heard = time.monotonic(), True
         return self._splitter.feed(data)
+
+    def _away(self, what: str) -> MasterAway:
+        """Quirk (5.x): a broker in controller mode takes a slave's first report for another message."""
+        hint = "" if self._has_heard else " (and sent nothing: a broker in controller mode speaks another protocol)"
+        return MasterAway(f"{self._name} {what}{hint}")
 
     def __enter__(self) -> Self:
         return self

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socketserver
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -118,6 +120,20 @@ def test_a_copy_that_is_there_gives_up_as_well(
     assert ran.code == 1
     assert f"{address} cannot be reached" in ran.err
     assert "tried 5 times" in ran.err
+
+
+def test_who_sends_nothing_may_be_a_broker_in_controller_mode(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As 5.3.3 does: it reads the eight bytes of a report as something else, and closes or waits for more."""
+    monkeypatch.setattr(link, "_BACKOFF_S", (0.01,))
+    with socketserver.TCPServer(("127.0.0.1", 0), socketserver.BaseRequestHandler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        ran = command(capsys, "follow", f"127.0.0.1:{server.server_address[1]}", tmp_path / "copy", "--once")
+        server.shutdown()
+    assert ran.code == 1
+    assert "(and sent nothing: a broker in controller mode speaks another protocol): tried 5 times" in ran.err
+    assert not (tmp_path / "copy").exists()
 
 
 @pytest.mark.parametrize(
