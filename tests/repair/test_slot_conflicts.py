@@ -30,14 +30,14 @@ CLAIMED = (0, 1, 2, 1, 2, 5)  # the slot that each half states: 1 and 2 were giv
 ENDED = {4: 12}  # the later owner of slot 2 was rolled back
 
 
-def foreign_store(path: Path) -> list[int]:
+def foreign_store(path: Path, claimed: tuple[int, ...] = CLAIMED) -> list[int]:
     """A store whose table RocketMQ 3.x once numbered anew; the offset of each half."""
     log, places = Log(segment_size=1 << 16), []
-    for number, slot in enumerate(CLAIMED):
+    for number, slot in enumerate(claimed):
         places.append(len(log.data))
         log.data += prepared(number, slot, len(log.data))
     for number, kind in ENDED.items():
-        log.data += prepared(number, CLAIMED[number], len(log.data), kind=kind, half=places[number])
+        log.data += prepared(number, claimed[number], len(log.data), kind=kind, half=places[number])
     path.mkdir(parents=True, exist_ok=True)
     log.write(path)
     return places
@@ -92,6 +92,14 @@ def test_each_in_doubt_gets_a_slot_of_its_own(tmp_path: Path) -> None:
         ends = [record for record in store.records() if record.transaction_type == 12][1:]
         assert [record.prepared_transaction_offset for record in ends] == [one.old_offset for one in done]
         assert {record.property_map["CHECKBACK_BY"] for record in ends} == {"ada"}
+    all_can_be_settled(tmp_path / "store")
+
+
+def test_of_three_in_one_slot_each_is_moved_once(tmp_path: Path) -> None:
+    """A broker of 3.1.4 that was killed twice numbered its table again twice."""
+    places = foreign_store(tmp_path / "store", (0, 1, 1, 1, 2, 5))
+    assert [one.old_offset for one in moved(tmp_path / "store")] == places[1:4]
+    assert not verify(tmp_path / "store").findings.counts["double-end"]
     all_can_be_settled(tmp_path / "store")
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from recovery.cli.declaration import Argument, BadParameter, Option, VerbGroup
@@ -82,18 +84,29 @@ def page(
 
 
 def _given(paths: Sequence[str], ledger: str | None) -> Iterator[PageStore]:
-    """The stores of the command line. Raises NotAStore, BrokerError for a ledger's URL that cannot be used."""
-    import broker
+    """The stores of the command line; of one whose disk hangs the page has a line.
+
+    Raises NotAStore, BrokerError for a ledger's URL that cannot be used.
+    """
     from recovery.page.app import PageStore
+    from recovery.page.hanging import DoesNotAnswer, within_time
 
     if ledger is not None:
         from recovery.checkback.ledgers.engines import check_url
 
         check_url(ledger)
     for path in paths:
-        broker.open(path, read_only=True).close()
-        name = os.path.basename(os.path.abspath(path))
-        yield PageStore(name, os.path.abspath(path), {"ledger": ledger} if ledger else {})
+        place = os.path.abspath(path)
+        with contextlib.suppress(DoesNotAnswer):
+            within_time(place, partial(_check_is_store, path))
+        yield PageStore(os.path.basename(place), place, {"ledger": ledger} if ledger else {})
+
+
+def _check_is_store(path: str) -> None:
+    """Raises NotAStore."""
+    import broker
+
+    broker.open(path, read_only=True).close()
 
 
 def _configured(file: str | None) -> Iterator[PageStore]:
