@@ -265,6 +265,7 @@ def _admitted(context: ServerContext, request: Request, header: SendMessageReque
     if len(text) > _FITTING and (size := len(text.encode())) > names.SIZE_MAX:
         raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"the properties take {size} bytes, more than {names.SIZE_MAX}")
     properties = _kept(context, names.decode_text(text))
+    _check_takes_nothing_back(properties)
     topic, queue_id = _retried(context, header, properties)
     config = writable_topic(context, topic, header)
     if queue_id < 0:
@@ -281,6 +282,16 @@ def _admitted(context: ServerContext, request: Request, header: SendMessageReque
         header.reconsume_times,
     )
     return _Incoming(header, topic, min(queue_id, config.write_queue_count - 1), properties, origin)
+
+
+def _check_takes_nothing_back(properties: Mapping[str, str]) -> None:
+    """Raises Refused for a message whose delivery would take another one back: both would be delivered here.
+
+    RocketMQ: HookUtils.transformTimerMessage, TimerMessageStore (5.3.3), where that comes with a time of its own.
+    """
+    if names.TIMER_DEL_UNIQKEY in properties and not DELAYS.isdisjoint(properties):
+        text = f"it would take back {properties[names.TIMER_DEL_UNIQKEY]:.80}"
+        raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"a delayed message cannot be taken back here, and {text}")
 
 
 def _kept(context: ServerContext, properties: dict[str, str]) -> dict[str, str]:
