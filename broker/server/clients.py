@@ -177,6 +177,12 @@ class Clients:
             found = self._consumers.get(group)
             return None if found is None else found.subscriptions.get(topic)
 
+    def is_broadcast(self, group: str) -> bool:
+        """Whether each client of a group gets all messages, as its last heartbeat says."""
+        with self._lock:
+            found = self._consumers.get(group)
+            return found is not None and found.message_model != CLUSTERING
+
     def clustered(self) -> dict[str, set[str]]:
         """The groups whose positions the store keeps, with the topics of each."""
         with self._lock:

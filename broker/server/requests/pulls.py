@@ -237,16 +237,17 @@ def _check(context: ServerContext, header: PullMessageRequestHeader) -> None:
     config = context.groups.get(group) or context.groups.ensure(group)
     if not config.consume_enable:
         raise Refused(ResponseCode.NO_PERMISSION, f"subscription group no permission, {group}")
+    may_broadcast = config.consume_broadcast_enable or header.sys_flag & PULL_SUBSCRIPTION
+    if not may_broadcast and context.clients.is_broadcast(group):
+        raise Refused(ResponseCode.NO_PERMISSION, f"the consumer group[{group}] can not consume by broadcast way")
     found = context.store.topic(topic)
     if found is None:
-        text = f"topic[{topic}] not exist, apply first please!"
-        raise Refused(ResponseCode.TOPIC_NOT_EXIST, text)
+        raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist, apply first please!")
     if not found.perm & PERM_READ:
         raise Refused(ResponseCode.NO_PERMISSION, f"the topic[{topic}] pulling message is forbidden")
     if not 0 <= header.queue_id < max(found.read_queue_count, found.write_queue_count):
-        numbers = f"topicConfig.readQueueNums:[{found.read_queue_count}]"
-        text = f"queueId[{header.queue_id}] is illegal, topic:[{topic}] {numbers}"
-        raise Refused(ResponseCode.INVALID_PARAMETER, text)
+        text = f"queueId[{header.queue_id}] is illegal, topic:[{topic}]"
+        raise Refused(ResponseCode.INVALID_PARAMETER, f"{text} topicConfig.readQueueNums:[{found.read_queue_count}]")
 
 
 def _subscription(context: ServerContext, header: PullMessageRequestHeader) -> tuple[str, str]:
