@@ -201,6 +201,17 @@ def test_nothing_is_kept_of_a_namespace_without_values(serve: Serve, connect: Co
         assert client.request(Code.PUT_KV_CONFIG, one).code == Answer.SYSTEM_ERROR
 
 
+def test_the_table_of_the_name_server_has_a_size(serve: Serve, connect: Connect) -> None:
+    """10,000 values of 64 KiB were 640 MB, which one client could have the server keep."""
+    server = serve()
+    client = connect(server)
+    one = {"namespace": "n", "value": "v" * 60_000}
+    codes = [client.request(Code.PUT_KV_CONFIG, {**one, "key": f"{number}"}).code for number in range(300)]
+    assert codes == [Answer.SUCCESS] * 279 + [Answer.SYSTEM_ERROR] * 21
+    assert client.request(Code.DELETE_KV_CONFIG, {"namespace": "n", "key": "0"}).code == Answer.SUCCESS
+    assert client.request(Code.PUT_KV_CONFIG, {**one, "key": "last"}).code == Answer.SUCCESS
+
+
 @pytest.mark.parametrize("place", ["store", "cluster"])
 def test_a_consumer_reads_few_bodies_that_grow(
     serve: Serve, connect: Connect, store: broker.LiveStore, place: str

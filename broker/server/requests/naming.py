@@ -23,6 +23,7 @@ from broker.server.requests.sends import AUTO_CREATE_QUEUES
 
 ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
 _VALUES_MAX, _VALUE_SIZE_MAX = 10_000, 64 << 10  # characters of a value with its names
+_TABLE_SIZE_MAX = 16 << 20  # characters of all of them
 _FAQ = "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
 
 
@@ -103,10 +104,19 @@ def put_value(context: ServerContext, request: Request) -> RemotingCommand:
     header = KvConfigRequestHeader.decode(request.command.ext)
     count = sum(map(len, context.properties.values()))
     size = len(header.namespace) + len(header.key) + len(header.value or "")
-    if count >= _VALUES_MAX or size > _VALUE_SIZE_MAX:
+    if count >= _VALUES_MAX or size > _VALUE_SIZE_MAX or size + _table_size(context) > _TABLE_SIZE_MAX:
         raise Refused(ResponseCode.SYSTEM_ERROR, "the name server's table is full, or the value too large")
     context.properties.setdefault(header.namespace, {})[header.key] = header.value or ""
     return request.answer()
+
+
+def _table_size(context: ServerContext) -> int:
+    """Characters of the values with their names."""
+    return sum(
+        len(namespace) + len(key) + len(value)
+        for namespace, table in context.properties.items()
+        for key, value in table.items()
+    )
 
 
 def get_value(context: ServerContext, request: Request) -> RemotingCommand:
