@@ -155,20 +155,34 @@ def test_a_slow_heartbeat_ends_in_all_of_its_groups(
     assert sorted(server.context.positions._members) == groups
 
 
-def test_a_change_of_a_topic_without_attributes_keeps_its_type(
-    serve: Serve, connect: Connect, store: broker.LiveStore
+@pytest.mark.parametrize("attributes", [{}, {"attributes": ""}, {"attributes": "+queue.type=SimpleCQ"}])
+def test_a_change_of_a_topic_that_does_not_state_its_type_keeps_it(
+    serve: Serve, connect: Connect, store: broker.LiveStore, attributes: dict[str, str]
 ) -> None:
+    """`mqadmin updateTopic -r 8 -w 8` of 5.x states an empty text: the topic took messages of all types after it."""
     store.create_topic("typed", queues=2, message_type="FIFO")
     client, change = connect(serve()), {"topic": "typed", "readQueueNums": 4, "writeQueueNums": 4, "perm": 6}
-    assert client.request(Code.UPDATE_AND_CREATE_TOPIC, change).code == Answer.SUCCESS
+    assert client.request(Code.UPDATE_AND_CREATE_TOPIC, change | attributes).code == Answer.SUCCESS
     held = store.topic("typed")
     assert held is not None
     assert (held.write_queue_count, held.message_type, held.order) == (4, "FIFO", True)
-    changed = change | {"attributes": "+message.type=DELAY"}
-    assert client.request(Code.UPDATE_AND_CREATE_TOPIC, changed).code == Answer.SUCCESS
-    held = store.topic("typed")
-    assert held is not None
-    assert held.message_type == "DELAY"
+    for stated, kept in (("+message.type=DELAY", {"message.type": "DELAY"}), ("-message.type", {})):
+        assert client.request(Code.UPDATE_AND_CREATE_TOPIC, change | {"attributes": stated}).code == Answer.SUCCESS
+        held = store.topic("typed")
+        assert held is not None
+        assert held.attributes == kept
+
+
+@pytest.mark.parametrize("attribute", ["+cleanup.policy=COMPACTION", "+queue.type=BatchCQ", "+nonsense=1"])
+def test_an_attribute_that_would_have_no_effect_is_refused(
+    serve: Serve, connect: Connect, store: broker.LiveStore, attribute: str
+) -> None:
+    """It was answered with success, and forgotten."""
+    change = {"topic": "compacted", "readQueueNums": 4, "writeQueueNums": 4, "perm": 6, "attributes": attribute}
+    refused = connect(serve()).request(Code.UPDATE_AND_CREATE_TOPIC, change)
+    text = f"a topic here has the attribute message.type only, and cannot have {attribute!r}"
+    assert (refused.code, refused.remark) == (Answer.INVALID_PARAMETER, text)
+    assert store.topic("compacted") is None
 
 
 def by_thread(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[str]:

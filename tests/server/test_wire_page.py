@@ -16,9 +16,9 @@ FROM_THE_SERVER = {
 }  # fmt: skip
 PARTLY = {
     Code.UPDATE_AND_CREATE_TOPIC: "as many read as write queues: the larger number, and all that hold messages; "
-    "`order`, `topicSysFlag` not kept",
-    Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: "`consumeEnable`, `consumeBroadcastEnable` and `retryMaxTimes` count; the "
-    "others are kept, and have no effect",
+    "`order`, `topicSysFlag` not kept; of the attributes `message.type`, others are refused",
+    Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: "`consumeEnable`, `consumeBroadcastEnable` and `retryMaxTimes` count; "
+    "the others are kept, and have no effect",
     Code.UPDATE_BROKER_CONFIG: "five settings, until the server ends; no file is written",
     Code.GET_BROKER_CONFIG: "the settings that have a meaning here",
     Code.GET_NAMESRV_CONFIG: "the settings that have a meaning here",

@@ -28,33 +28,43 @@ from broker.server.requests.naming import topic_names, topic_of
 from broker.server.requests.queues import queue_range
 from broker.server.requests.stats import queues_of
 
+_AS_ALL_TOPICS = {"+queue.type=SimpleCQ", "-queue.type", "+cleanup.policy=DELETE", "-cleanup.policy"}
+
 
 def create_topic(context: ServerContext, request: Request) -> RemotingCommand:
     """UPDATE_AND_CREATE_TOPIC. Read and write queues are as many as the larger number says.
 
-    Who states no attributes, as a 4.x tool, changes none: the topic takes the messages that it took.
+    An attribute that is not stated stays as it is: 4.x tools state none, and mqadmin of 5.x an empty text.
+    RocketMQ: TopicConfigManager.updateTopicConfig, AttributeUtil.alterCurrentAttributes (5.3.3).
     """
     header = CreateTopicRequestHeader.decode(request.command.ext)
     if is_system_topic(header.topic):
         raise Refused(ResponseCode.INVALID_PARAMETER, f"The topic[{header.topic}] is conflict with system topic.")
     held = context.store.topic(header.topic)
-    is_kept = header.attributes is None and held is not None and MESSAGE_TYPE_ATTRIBUTE in held.attributes
+    held_type = "" if held is None else held.attributes.get(MESSAGE_TYPE_ATTRIBUTE, "")
     context.store.create_topic(
         header.topic,
         queues=max(header.read_queue_nums, header.write_queue_nums),
-        message_type=held.message_type if held and is_kept else _message_type(header.attributes or ""),
+        message_type=_message_type(header.attributes or "", held_type),
         perm=header.perm,
     )
     return request.answer()
 
 
-def _message_type(attributes: str) -> str:
-    """From `+message.type=FIFO,-name`; empty for a topic that takes every message."""
-    for item in attributes.split(","):
-        name, equals, value = item.strip().removeprefix("+").partition("=")
-        if equals and name == MESSAGE_TYPE_ATTRIBUTE:
-            return {"UNSPECIFIED": "", "MIXED": ""}.get(value.upper(), value.upper())
-    return ""
+def _message_type(attributes: str, held: str) -> str:
+    """The type of a topic that had `held`, after `+message.type=FIFO` or `-message.type`; empty: it takes all messages.
+
+    Raises Refused for an attribute that would have no effect here.
+    """
+    message_type = held
+    for item in filter(None, map(str.strip, attributes.split(","))):
+        name, _, value = item.removeprefix("+").partition("=")
+        if name.removeprefix("-") == MESSAGE_TYPE_ATTRIBUTE:
+            message_type = {"UNSPECIFIED": "", "MIXED": ""}.get(value.upper(), value.upper())
+        elif item not in _AS_ALL_TOPICS:
+            text = f"a topic here has the attribute {MESSAGE_TYPE_ATTRIBUTE} only, and cannot have {item!r:.80}"
+            raise Refused(ResponseCode.INVALID_PARAMETER, text)
+    return message_type
 
 
 def delete_topic(context: ServerContext, request: Request) -> RemotingCommand:
