@@ -28,6 +28,17 @@ def test_a_message_that_would_take_another_one_back_is_refused(serve: Serve, con
     assert plain.code == Answer.SUCCESS
 
 
+@pytest.mark.parametrize("delay", [names.TIMER_DELAY_SEC, names.TIMER_DELAY_MS, names.TIMER_DELIVER_MS])
+def test_a_delay_that_is_over_is_none(serve: Serve, connect: Connect, delay: str) -> None:
+    """A client that computes what is left of a deadline was refused, where RocketMQ delivers at once."""
+    client = connect(serve())
+    assert client.publish("reminders", b"pay", **{delay: "-5"}).code == Answer.SUCCESS
+    code, records = client.pulled("reader", "reminders")
+    assert (code, [record.body for record in records]) == (Answer.SUCCESS, [b"pay"])
+    refused = client.publish("reminders", b"pay", **{delay: "--5"})
+    assert (refused.code, refused.remark) == (Answer.MESSAGE_ILLEGAL, f"{delay} is a number, not '--5'")
+
+
 def test_a_group_that_may_not_broadcast_gets_nothing_so(serve: Serve, connect: Connect) -> None:
     """`mqadmin updateSubGroup -d false` was answered with success, and did nothing."""
     client = connect(serve())

@@ -65,7 +65,8 @@ def delay_level(properties: Mapping[str, str]) -> int:
 
 
 def deliver_at_ms(properties: Mapping[str, str], now_ms: int, max_ms: int = TIMER_MAX_MS) -> int | None:
-    """When a message with a delay of any length is due; None without one.
+    """When a message with a delay of any length is due; None without one. A delay below 0, as of a deadline that is
+    over, is due already.
 
     Raises MessageRejected for what is not a time, and for more than `max_ms` from now, by default three days.
     RocketMQ: HookUtils.transformTimerMessage (5.3.3).
@@ -74,10 +75,11 @@ def deliver_at_ms(properties: Mapping[str, str], now_ms: int, max_ms: int = TIME
         said = properties.get(name)
         if said is None:
             continue
-        number = names.decimal(said)
+        number = names.decimal(said.removeprefix("-"))
         if number is None:
             raise MessageRejected(f"{name} is a number, not {said!r:.40}")
-        due_ms = number * unit_ms + (now_ms if begin_ms is None else begin_ms)
+        left_ms = -number * unit_ms if said.startswith("-") else number * unit_ms
+        due_ms = left_ms + (now_ms if begin_ms is None else begin_ms)
         if due_ms > now_ms + max_ms:
             raise MessageRejected(f"{name} {said} is more than {max_ms // 86_400_000} days from now")
         return due_ms
