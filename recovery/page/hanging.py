@@ -21,8 +21,12 @@ T = TypeVar("T")
 _hanging: dict[str, Future[object]] = {}
 
 
+class DoesNotAnswer(StoreError):
+    """A look at a store did not come back in time."""
+
+
 def within_time(path: str, look: Callable[[], T]) -> T:
-    """What a look at the store at `path` returns or raises. Raises StoreError when it takes longer than `WITHIN_S`."""
+    """What a look at the store at `path` returns or raises. Raises DoesNotAnswer when it takes over `WITHIN_S`."""
     before = _hanging.get(path)
     if before is not None and not before.done():
         raise _hangs(path)
@@ -44,8 +48,8 @@ def _work(look: Callable[[], T], answer: Future[T]) -> None:
         answer.set_exception(error)
 
 
-def _hangs(path: str) -> StoreError:
+def _hangs(path: str) -> DoesNotAnswer:
     text = (
         f"{path}: it does not answer within {WITHIN_S:g} s, so its disk hangs or is very slow. See whether `ls` there"
     )
-    return StoreError(f"{text} comes back; the store is shown again when it does", path=path)
+    return DoesNotAnswer(f"{text} comes back; the store is shown again when it does", path=path)

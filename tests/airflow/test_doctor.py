@@ -14,10 +14,12 @@ from typing import Any
 
 import pytest
 
+import broker
 from recovery.airflow.operating.doctor import OK, WRONG, examine
 from recovery.airflow.operating.sight import SightOperator, SightTrigger, sight_of, why_not_seen
 from recovery.airflow.settings import StoreSettings
 from recovery.airflow.workflows import doctor
+from recovery.page import hanging
 from tests.jobs.shops import ANSWERS, shop
 
 
@@ -37,6 +39,34 @@ def test_each_thing_that_is_wrong_has_a_next_step(looked_after: Callable[..., No
     for text in ("ask cannot be 'true'", "scheduler: has no heartbeat", "pool nobody_made_it", "no such directory"):
         assert text in wrong, wrong
     assert any(one.state == OK and "3 transactions in doubt" in one.what for one in found)
+
+
+@pytest.mark.usefixtures("database")
+def test_a_store_whose_disk_hangs_keeps_nobody_from_the_others(
+    looked_after: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the doctor, nor the tasks by which a worker and the triggerer look, which had no end."""
+    places = {name: str(shop(tmp_path / name, orders=3)) for name in ("hangs", "works")}
+    looked_after(**{name: {"path": path, "resolver": ANSWERS} for name, path in places.items()})
+    answers, opened = threading.Event(), broker.open
+
+    def slow(path: str, **options: Any) -> Any:
+        _ = path != places["hangs"] or answers.wait(60)
+        return opened(path, **options)
+
+    monkeypatch.setattr(broker, "open", slow)
+    monkeypatch.setattr(hanging, "WITHIN_S", 0.3)
+    try:
+        found = {one.what: one for one in examine(run_s=0)}
+        seen = asyncio.run(anext(SightTrigger(places).run())).payload["stores"]
+    finally:
+        answers.set()
+    (wrong,) = [one for what, one in found.items() if what.startswith("hangs, this process:")]
+    assert (wrong.state, "its disk hangs" in wrong.what) == (WRONG, True)
+    assert any(what.startswith("works: ") and "3 transactions in doubt" in what for what in found)
+    assert ("its disk hangs" in seen["hangs"], seen["works"]) == (True, "")
+    tasks = doctor.make([StoreSettings(name="works", path=places["works"])]).tasks
+    assert all(task.execution_timeout for task in tasks)
 
 
 @pytest.mark.usefixtures("database")

@@ -13,9 +13,10 @@ import os
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from shlex import quote
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,16 +26,17 @@ import airflow
 from broker.errors import BrokerError
 from broker.store.disk.paths import Paths
 from recovery.airflow.hook import CheckbackHook, http_address, spark_connection, with_secrets
-from recovery.airflow.operating.sight import why_not_seen
+from recovery.airflow.operating.sight import look_at, why_not_seen
 from recovery.airflow.operating.standing import standing_of
 from recovery.airflow.settings import WHOLE_FILE, StoreList, StoreSettings, configured, in_one_directory
 from recovery.airflow.versions import AirflowException, BaseHook, check_version, conf
+from recovery.page.hanging import DoesNotAnswer, within_time
 
 OK, WARN, WRONG = "ok", "warn", "wrong"
 JOBS = {"SchedulerJob": "scheduler", "DagProcessorJob": "DAG processor", "TriggererJob": "triggerer"}
 _FRESH_S = 60.0
 _POLL_S = 1.0
-_HTTP_S = 10.0
+_HTTP_S = 60.0  # of stores whose disks hang the page waits for each
 _BUNDLE = "recovery.airflow.bundle.CheckbackDagBundle"
 
 
@@ -64,7 +66,8 @@ def examine(*, run_s: float = 90.0, url: str = "", token: str = "") -> Iterator[
     check_version()
     yield Examined(OK, f"Airflow {airflow.__version__}")
     listed = configured()
-    yield from _settings(listed.stores, listed.broken)
+    hanging = _hanging(listed.stores)
+    yield from _settings(listed, hanging)
     try:
         yield from _components()
         yield from _dags(listed.stores)
@@ -75,7 +78,7 @@ def examine(*, run_s: float = 90.0, url: str = "", token: str = "") -> Iterator[
         yield Examined(WRONG, f"Airflow's database cannot be read: {' '.join(str(error).split()):.200}", step)
         is_reached = False
     for store in listed.stores:
-        yield from _store(store)
+        yield from _store(store) if store.name not in hanging else [_hangs(store.name, hanging[store.name])]
     yield from _alerts(listed)
     yield from _engines(listed.stores)
     if run_s and is_reached and listed.stores:
@@ -83,16 +86,34 @@ def examine(*, run_s: float = 90.0, url: str = "", token: str = "") -> Iterator[
     yield from _api_server(listed.stores, url or conf.get("api", "base_url", fallback="") or "", token)
 
 
-def _settings(stores: Sequence[StoreSettings], broken: Sequence[Any]) -> Iterator[Examined]:
-    where = (conf.get("checkback", "stores", fallback="") or "").strip()
+def _hanging(stores: Sequence[StoreSettings]) -> dict[str, str]:
+    """Why a store does not answer, by its name: its disk hangs, and no other look at it would come back."""
+    found: dict[str, str] = {}
+    for store in stores:
+        try:
+            path = store.path or CheckbackHook(store.connection or "").path
+            within_time(path, partial(look_at, path))
+        except DoesNotAnswer as error:
+            found[store.name] = str(error)
+        except (BrokerError, AirflowException):  # of the connection, which is examined below
+            continue
+    return found
+
+
+def _hangs(name: str, why: str) -> Examined:
+    return Examined(WRONG, f"{name}, this process: {why}", "see to its disk; nothing else of it is checked")
+
+
+def _settings(listed: StoreList, hanging: Container[str]) -> Iterator[Examined]:
+    stores, where = listed.stores, (conf.get("checkback", "stores", fallback="") or "").strip()
     if not where:
         step = "set AIRFLOW__CHECKBACK__STORES to the path of a TOML file, for every component of Airflow"
         yield Examined(WRONG, "the setting [checkback] stores is empty: no store is looked after", step)
         return
-    for one in broken:
+    for one in listed.broken:
         step = "correct it; `checkback settings --check FILE` checks the file before it is installed"
         yield Examined(WRONG, f"{'the file' if one.name == WHOLE_FILE else one.name}: {one.why}", step)
-    for name, earlier in in_one_directory(stores):
+    for name, earlier in in_one_directory([store for store in stores if store.name not in hanging]):
         yield Examined(WARN, f"{name}: its path is that of {earlier}", "give it the path of its own store")
     shown = "JSON" if where.startswith("{") else where
     yield Examined(OK if stores else WARN, f"settings: {shown}, {len(stores)} stores")

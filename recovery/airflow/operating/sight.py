@@ -20,13 +20,22 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from broker.errors import BrokerError
 from recovery.airflow.operating.looks import in_a_thread
 from recovery.airflow.versions import AirflowException
+from recovery.page.hanging import DoesNotAnswer, within_time
 
 
 def why_not_seen(path: str) -> str:
     """Why this process cannot work on the store at a path; empty when it can.
 
-    A store that another program wrote is only read, so that reading it is enough.
+    One whose disk hangs keeps nobody from the others: it is not waited for.
     """
+    try:
+        return within_time(path, partial(look_at, path))
+    except DoesNotAnswer as error:
+        return str(error)
+
+
+def look_at(path: str) -> str:
+    """As `why_not_seen`, however long it takes. A store that another program wrote is only read: that is enough."""
     import broker
     from broker.store.disk.paths import Paths
 
