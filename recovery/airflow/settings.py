@@ -23,12 +23,14 @@ import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from functools import partial
 from itertools import chain, count
 from typing import Any
 
 from broker.errors import BrokerError
 from recovery.airflow.operating.sense import NAME_MOST, NEVER, check_sense, is_url
 from recovery.jobs.setup import ENGINES
+from recovery.page.hanging import DoesNotAnswer, within_time
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 SIZES = ("max_bytes", "free_bytes")
@@ -166,8 +168,17 @@ def in_one_directory(stores: Sequence[StoreSettings]) -> list[tuple[str, str]]:
     A symbolic link leads to one, too: whether a person approves its recovery would be a matter of both.
     """
     first: dict[str, str] = {}
-    pairs = [(store.name, first.setdefault(os.path.realpath(store.path), store.name)) for store in stores if store.path]
+    pairs = [(store.name, first.setdefault(_real(store.path), store.name)) for store in stores if store.path]
     return [(name, earlier) for name, earlier in pairs if name != earlier]
+
+
+def _real(path: str) -> str:
+    """Where the symbolic links of a path lead; the path itself where a disk hangs."""
+    try:
+        found: str = within_time(path, partial(os.path.realpath, path))
+    except DoesNotAnswer:
+        return path
+    return found
 
 
 def _with_known_executors(found: StoreList) -> StoreList:

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from recovery.airflow.settings import BadSettings, StoreSettings, broken_stores, read_stores, stores
+from recovery.airflow.settings import (
+    BadSettings,
+    StoreSettings,
+    broken_stores,
+    in_one_directory,
+    read_stores,
+    stores,
+)
+from recovery.page import hanging
 
 
 def test_a_toml_file_names_the_stores(tmp_path: Path) -> None:
@@ -32,6 +42,25 @@ def test_limits_of_retention_are_sizes() -> None:
     (shop,) = read_stores('{"stores": {"shop": {"path": "/srv/a", "max_bytes": "20GiB", "free_bytes": 1000}}}').stores
     assert (shop.retention()["max_bytes"], shop.retention()["free_bytes"]) == ("20GiB", 1000)
     assert StoreSettings(name="other", path="/srv/b").retention()["max_bytes"] is None
+
+
+def test_a_disk_that_hangs_keeps_nobody_from_checking_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where its symbolic links lead is not waited for; the same path twice is seen all the same."""
+    answers, resolved = threading.Event(), os.path.realpath
+
+    def slow(path: str, **options: Any) -> str:
+        _ = not path.startswith("/srv/hangs") or answers.wait(60)
+        return resolved(path, **options)
+
+    monkeypatch.setattr(os.path, "realpath", slow)
+    monkeypatch.setattr(hanging, "WITHIN_S", 0.3)
+    paths = {"shop": "/srv/shop", "far": "/srv/hangs", "till": "/srv/shop", "further": "/srv/hangs"}
+    began = time.monotonic()
+    try:
+        pairs = in_one_directory([StoreSettings(name=name, path=path) for name, path in paths.items()])
+    finally:
+        answers.set()
+    assert (pairs, time.monotonic() - began < 30) == ([("till", "shop"), ("further", "far")], True)
 
 
 def test_the_setting_itself_may_be_json(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import os
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -67,7 +67,7 @@ def examine(*, run_s: float = 90.0, url: str = "", token: str = "") -> Iterator[
     yield Examined(OK, f"Airflow {airflow.__version__}")
     listed = configured()
     hanging = _hanging(listed.stores)
-    yield from _settings(listed, hanging)
+    yield from _settings(listed)
     try:
         yield from _components()
         yield from _dags(listed.stores)
@@ -104,7 +104,7 @@ def _hangs(name: str, why: str) -> Examined:
     return Examined(WRONG, f"{name}, this process: {why}", "see to its disk; nothing else of it is checked")
 
 
-def _settings(listed: StoreList, hanging: Container[str]) -> Iterator[Examined]:
+def _settings(listed: StoreList) -> Iterator[Examined]:
     stores, where = listed.stores, (conf.get("checkback", "stores", fallback="") or "").strip()
     if not where:
         step = "set AIRFLOW__CHECKBACK__STORES to the path of a TOML file, for every component of Airflow"
@@ -113,7 +113,7 @@ def _settings(listed: StoreList, hanging: Container[str]) -> Iterator[Examined]:
     for one in listed.broken:
         step = "correct it; `checkback settings --check FILE` checks the file before it is installed"
         yield Examined(WRONG, f"{'the file' if one.name == WHOLE_FILE else one.name}: {one.why}", step)
-    for name, earlier in in_one_directory([store for store in stores if store.name not in hanging]):
+    for name, earlier in in_one_directory(stores):
         yield Examined(WARN, f"{name}: its path is that of {earlier}", "give it the path of its own store")
     shown = "JSON" if where.startswith("{") else where
     yield Examined(OK if stores else WARN, f"settings: {shown}, {len(stores)} stores")
