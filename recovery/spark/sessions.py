@@ -20,6 +20,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from broker.errors import BrokerError
+from recovery.spark.shipping import CONNECT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,10 +31,6 @@ _MASTER = re.compile(  # what SparkContext takes (4.3.0); of a cluster with a sc
     r"local(\[(\*|[1-9]\d*)(\s*,\s*\d+)?\])?|local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]|yarn|[a-z][\w+.-]*://.+"
 )
 _SOCKETS = "/tmp"  # noqa: S108 - a socket's path has at most 107 bytes, and Java's own temporary directory may be longer
-_CONNECT = (
-    "has no context of the driver, by which code is sent and jobs are watched. "
-    "Give Spark's own master, such as spark://host:7077"
-)
 
 
 class SparkNotReady(BrokerError):
@@ -58,17 +55,6 @@ def check_installation() -> str:
         )
     check_java()
     return found
-
-
-def check_session(spark: object) -> None:
-    """Raises SparkNotReady for what is not a session of Spark, and for one of Spark Connect."""
-    from pyspark.sql import SparkSession
-
-    if isinstance(spark, SparkSession):
-        return
-    if type(spark).__module__.startswith("pyspark.sql.connect."):
-        raise SparkNotReady(f"this session is one of Spark Connect, which {_CONNECT}")
-    raise SparkNotReady(f"spark is a SparkSession, as recovery.spark.session() makes one, not {spark!r:.60}")
 
 
 def check_java() -> None:
@@ -116,7 +102,7 @@ def session(
             f"{master!r:.60} is not a master of Spark: give local[*], local[2], spark://HOST:7077, or yarn"
         )
     if master.startswith("sc://"):
-        raise SparkNotReady(f"{master} is a Spark Connect server: a session there {_CONNECT}")
+        raise SparkNotReady(f"{master} is a Spark Connect server: a session there {CONNECT}")
     check_installation()
     from pyspark.sql import SparkSession
 

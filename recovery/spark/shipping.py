@@ -17,10 +17,16 @@ from typing import TYPE_CHECKING
 
 import broker
 import recovery
-from recovery.spark.sessions import check_session
+from broker.errors import BrokerError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+CONNECT = (
+    "has no context of the driver, by which code is sent and jobs are watched. "
+    "Give Spark's own master, such as spark://host:7077"
+)
+"""Why a session of Spark Connect cannot be used, and what can."""
 
 _TIME = (1980, 1, 1, 0, 0, 0)  # the same code makes the same zip
 
@@ -50,12 +56,21 @@ _SENT: dict[str, tempfile.TemporaryDirectory[str]] = {}
 def ship(spark: SparkSession) -> None:
     """Send the code to the executors of a session, once; on one machine they have it already.
 
-    Raises SparkNotReady for what is not a session, and for one of Spark Connect.
+    Raises BrokerError for what is not a session, and for one of Spark Connect.
     """
-    check_session(spark)
+    _check_session(spark)
     context = spark.sparkContext
     session_id = str(context.applicationId)
     if str(context.master).partition("[")[0] == "local" or session_id in _SENT:
         return
     directory = _SENT[session_id] = tempfile.TemporaryDirectory(prefix="checkback-")
     context.addPyFile(package(os.path.join(directory.name, "checkback.zip")))
+
+
+def _check_session(spark: object) -> None:
+    from pyspark.sql import SparkSession
+
+    if type(spark).__module__.startswith("pyspark.sql.connect."):
+        raise BrokerError(f"this session is one of Spark Connect, which {CONNECT}")
+    if not isinstance(spark, SparkSession):
+        raise BrokerError(f"spark is a SparkSession, as recovery.spark.session() makes one, not {spark!r:.60}")

@@ -21,7 +21,7 @@ _PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 def register(spark: SparkSession) -> None:
     """Make the format `rocketmq-commitlog` known to a session, and send its code to the executors, once.
 
-    Raises SparkNotReady for a session of Spark Connect.
+    Raises BrokerError for a session of Spark Connect.
     """
     ship(spark)
     # Spark (4.3.0) looks for the name in the active session: where that is another of this process, and knows the

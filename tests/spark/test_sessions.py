@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 import broker
+from broker.errors import BrokerError
 from recovery.spark import findings, rebuild, register, scan, sessions, stream, transactions, verify
 from recovery.spark.mapping import mapped
 from recovery.spark.sessions import SparkNotReady, check_installation, java_version
@@ -84,9 +85,9 @@ def test_what_is_no_session_of_sparks_own_is_refused(door: Any, tmp_path: Path) 
     broker.open(tmp_path / "shop.store").close()
     connect = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
     path = () if door is register else (tmp_path / "shop.store",)
-    with pytest.raises(SparkNotReady, match=r"this session is one of Spark Connect, which .*spark://host:7077"):
+    with pytest.raises(BrokerError, match=r"this session is one of Spark Connect, which .*spark://host:7077"):
         door(connect, *path)
-    with pytest.raises(SparkNotReady, match=r"spark is a SparkSession, as recovery\.spark\.session\(\) makes one"):
+    with pytest.raises(BrokerError, match=r"spark is a SparkSession, as recovery\.spark\.session\(\) makes one"):
         door("local[2]", *path)
 
 
