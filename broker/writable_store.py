@@ -118,13 +118,15 @@ class WritableStore(Store):
         extra_properties: Mapping[str, str] | None = None,
         origin: Origin | None = None,
         wait: bool = True,
+        is_copy: bool = False,
     ) -> Appended:
         """Append a message to a queue (from 0) of its topic, which is made if it is new.
 
         The message is as durable as the sync mode says when this returns. `extra_properties` may have names that are
         RocketMQ's own: DELAY, the sharding key, a UNIQ_KEY that is kept. `origin` says who sent a message that comes
         from elsewhere; None: this process, now. Without `wait` it need not be durable yet: call `store.writer.settle`
-        before anything rests on it.
+        before anything rests on it. `is_copy`: it repeats a message that consumers got, so it is stored as a plain one,
+        whatever type of message its topic takes from producers.
 
         Returns the `commitlog_offset`, `queue_offset`, `size` in bytes and `store_timestamp_ms` of the record. Raises
         MessageRejected for what the topic, the queue or a segment does not take; NotPermitted in a slave and for a
@@ -134,8 +136,9 @@ class WritableStore(Store):
         """
         size_max = self.writer.layout.record_bytes_max
         composed = compose(
-            message, self._admission, queue_id=queue_id, size_max=size_max, extra=extra_properties, origin=origin
-        )
+            message, self._admission, queue_id=queue_id, size_max=size_max, extra=extra_properties, origin=origin,
+            is_copy=is_copy,
+        )  # fmt: skip
         return self.writer.append_one(composed.record, wait=wait)
 
     def append_at_once(

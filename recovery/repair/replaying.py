@@ -18,10 +18,12 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from shlex import quote
 from typing import Any
 
 import broker
 from broker.errors import MessageRejected, StoreError, StoreLocked
+from broker.format.config import PERM_WRITE, TopicConfig
 from broker.store.disk.opening import new_text
 from broker.store.disk.os_errors import explained, not_written
 from recovery.interrupts import interrupts_later
@@ -59,7 +61,8 @@ def plan_replay(file: str, store: str, topic: str = "") -> ReplayPlan:
 
     Raises NotAStore where there is none to send to.
     """
-    broker.open(store, read_only=True).close()
+    with broker.open(store, read_only=True) as opened:
+        known = opened.topic_configs().topics
     done, topics = _done(file, store, topic), Counter[str]()
     first_ms = last_ms = 0
     for number, one in enumerate(exported(file)):
@@ -68,6 +71,8 @@ def plan_replay(file: str, store: str, topic: str = "") -> ReplayPlan:
             topics[topic or one.message.topic] += 1
             first_ms = min(first_ms or one.store_timestamp_ms, one.store_timestamp_ms)
             last_ms = max(last_ms, one.store_timestamp_ms)
+    for name in topics:
+        _check_may_be_written(known.get(name), store)
     return ReplayPlan(file, store, dict(topics), done, first_ms, last_ms)
 
 
@@ -89,7 +94,7 @@ def replay(file: str, store: str, topic: str = "", progress: Progress = lambda _
             known = opened.topic_configs().topics.get(message.topic)
             queues = known.write_queue_count if known is not None else 1
             with interrupts_later():  # after a Ctrl-C between the two the next run would send it again
-                opened.append(message, queue_id=one.queue_id % max(queues, 1))
+                opened.append(message, queue_id=one.queue_id % max(queues, 1), is_copy=True)
                 notes.write(number + 1)
             sent += 1
             progress(sent, plan.total)
@@ -102,6 +107,14 @@ def _renewed(message: broker.Message, message_id: str, topic: str) -> broker.Mes
         return broker.Message(topic or message.topic, message.body, message.tag, message.keys, properties)
     except MessageRejected as error:
         raise StoreError(f"message {message_id} cannot be sent again: {error}. Nothing was sent") from error
+
+
+def _check_may_be_written(topic: TopicConfig | None, store: str) -> None:
+    """Raises StoreError for a topic that takes no message: the store would refuse it behind what was sent before."""
+    if topic is not None and not (topic.perm & PERM_WRITE and topic.write_queue_count > 0):
+        text = f"the topic {topic.name} of {store} may not be written. Nothing was sent. Give another by --topic, or"
+        step = f"let it be written: checkback topic {quote(store)} {quote(topic.name)} --create --perm 6"
+        raise StoreError(f"{text} {step}", path=store)
 
 
 @contextlib.contextmanager

@@ -140,6 +140,33 @@ def test_where_no_note_can_be_kept_nothing_is_sent(store: str, file: str) -> Non
     assert sent(store, "again") == 0
 
 
+@pytest.mark.parametrize("message_type", ["TRANSACTION", "DELAY", "FIFO", "NORMAL"])
+def test_messages_of_a_topic_with_a_type_are_sent_again(store: str, tmp_path: Path, message_type: str) -> None:
+    """A transactional producer declares its topics: what it had committed was refused, behind what went before."""
+    with broker.open(store) as opened:
+        opened.create_topic("payments", queues=1, message_type="MIXED")
+        opened.transactions.commit(opened.transactions.prepare(broker.Message("payments", b"5"), "shop"))
+        opened.create_topic("payments", queues=1, message_type=message_type)
+    file = str(tmp_path / "all.jsonl")
+    assert export(store, Query(), file) == MESSAGES + 1
+    assert replay(file, store).sent == MESSAGES + 1
+    assert [one.body for one in find(store, Query(topic="payments", is_delivered_only=True))] == [b"5", b"5"]
+
+
+def test_a_topic_that_may_not_be_written_is_named_before_anything_is_sent(store: str, tmp_path: Path) -> None:
+    """Also where all is looked at alone: it said what it would send, and then sent a part of it."""
+    with broker.open(store) as opened:
+        opened.append(broker.Message("payments", b"5"))
+        opened.create_topic("payments", perm=4)
+    file = str(tmp_path / "all.jsonl")
+    export(store, Query(), file)
+    for act in (plan_replay, replay):
+        with pytest.raises(StoreError, match=r"the topic payments of .* may not be written\. Nothing was sent"):
+            act(file, store)
+    assert len(list(find(store, Query(topic="orders")))) == MESSAGES
+    assert replay(file, store, "refunds").sent == MESSAGES + 1
+
+
 def test_two_processes_send_each_message_once(store: str, file: str) -> None:
     words = [sys.executable, "-m", "recovery.cli", "replay", file, store, "--topic", "again", "--apply"]
     runs = [subprocess.Popen(words, env={**os.environ, "PYTHONPATH": str(ROOT)}) for _ in range(2)]

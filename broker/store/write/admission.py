@@ -143,21 +143,25 @@ class Admission:
         *,
         prepared: bool = False,
         system: bool = False,
+        is_copy: bool = False,
     ) -> None:
-        """Let a message in, whose topic is made if it is the first. Raises MessageRejected, NotPermitted."""
+        """Let a message in, whose topic is made if it is the first. Raises MessageRejected, NotPermitted.
+
+        `is_copy`: of one that consumers got. It is plain, whatever its topic takes from producers.
+        """
         if self.is_slave:
             self.check_role()
         rules = self.topics.rules(topic, now_ms)
         if rules is None:
             rules = self._first_use(topic, now_ms, system=system)
         try:
-            _check(topic, rules, properties, queue_id, prepared=prepared, system=system)
+            _check(topic, rules, properties, queue_id, prepared=prepared, system=system, is_copy=is_copy)
         except (MessageRejected, NotPermitted):  # another process may have changed the topic within this second
             self.topics.look(now_ms)
             changed = self.topics.rules(topic, now_ms)
             if changed is None or changed == rules:
                 raise
-            _check(topic, changed, properties, queue_id, prepared=prepared, system=system)
+            _check(topic, changed, properties, queue_id, prepared=prepared, system=system, is_copy=is_copy)
 
     def _first_use(self, topic: str, now_ms: int, *, system: bool) -> Rules:
         """A topic that is new here: another process may have made it a moment ago.
@@ -186,13 +190,14 @@ def _first(topic: str, *, system: bool) -> TopicConfig:
 
 
 def _check(
-    topic: str, rules: Rules, properties: Mapping[str, str], queue_id: int, *, prepared: bool, system: bool
-) -> None:
+    topic: str, rules: Rules, properties: Mapping[str, str], queue_id: int, *, prepared: bool, system: bool,
+    is_copy: bool,
+) -> None:  # fmt: skip
     """Raises MessageRejected, NotPermitted for what a topic with these rules does not take."""
     if not system:
         if topic in SEND_REFUSED_TOPICS:
             raise MessageRejected(f"{topic} is the broker's own topic; applications cannot send to it")
-        accepts = rules.message_type
+        accepts = "" if is_copy else rules.message_type
         if accepts and accepts != "MIXED" and accepts not in _types(properties, prepared=prepared):
             raise MessageRejected(_wrong_type(topic, accepts, message_type(properties, prepared=prepared)))
     if not rules.may_write or rules.write_queues < 1:

@@ -112,8 +112,9 @@ def compose(
     size_max: int,
     extra: Mapping[str, str] | None = None,
     origin: Origin | None = None,
+    is_copy: bool = False,
 ) -> Composed:
-    """The record of a plain message; `extra` as in `statement_of`, `size_max` in bytes.
+    """The record of a plain message; `extra` as in `statement_of`, `size_max` in bytes, `is_copy` as in `admit`.
 
     A delayed message goes to the schedule topic at once. Raises MessageRejected, NotPermitted.
     RocketMQ: CommitLog.asyncPutMessage, HookUtils.transformDelayLevelMessage (5.3.3).
@@ -121,8 +122,9 @@ def compose(
     try:
         statement = statement_of(message, queue_id=queue_id, extra=extra, is_local=origin is None)
         return compose_stated(
-            message.topic, message.body, statement, admission, queue_id=queue_id, size_max=size_max, origin=origin
-        )
+            message.topic, message.body, statement, admission, queue_id=queue_id, size_max=size_max, origin=origin,
+            is_copy=is_copy,
+        )  # fmt: skip
     except BrokerError:
         raise
     except Exception:
@@ -153,6 +155,7 @@ def compose_stated(
     queue_id: int,
     size_max: int,
     origin: Origin | None = None,
+    is_copy: bool = False,
 ) -> Composed:
     """The same of a message of which it is known what its record will say; it must have been checked."""
     properties, level, now_ms = statement
@@ -164,7 +167,7 @@ def compose_stated(
         **_sender(origin, now_ms),
     )
     check_size(len(record.raw), size_max)
-    admission.admit(topic, properties, queue_id, now_ms)
+    admission.admit(topic, properties, queue_id, now_ms, is_copy=is_copy)
     if level:
         admission.admit(SCHEDULE_TOPIC, {}, level - 1, now_ms, system=True)
     return _new_tuple(Composed, (record, properties, now_ms if origin is None else origin.born_timestamp_ms))
