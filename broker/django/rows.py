@@ -8,7 +8,7 @@ from typing import Any
 from django.db import Error
 
 from broker.database.statements import Sql, pyformat
-from broker.enlisting.search_path import check_schema, table_elsewhere
+from broker.enlisting.search_path import home_schema
 from broker.errors import TransactionError
 from broker.ledger import COMMITTED, Ledger
 
@@ -68,12 +68,10 @@ class DjangoRows:
             cursor.execute(pyformat(statement.text), statement.values)
             return list(cursor.fetchall())
 
-        paths = table_elsewhere(execute, self._table, table_id)
-        if paths is not None:
-            text = f"the search_path {paths.current!r} leads to another table {self._table} than the one that"
-            text = f"{text} check-back reads, with search_path {paths.default!r}"
-            raise TransactionError(f"{text}: keep the ledger in a schema that all tenants share")
-        self._schema = check_schema(execute, self._table, table_id, self._ledger.identities)
+        self._schema = home_schema(
+            execute, self._table, table_id, self._ledger.identities, whose="the",
+            step="keep the ledger in a schema that all tenants share",
+        )  # fmt: skip
         self._home = table_id
 
     def _quoted(self, connection: Any) -> str:

@@ -19,7 +19,7 @@ from broker.database.ledger_identity import DatabaseIdentity
 from broker.database.statements import Sql, quoted
 from broker.enlisting.connection_drivers import ConnectionStatus, Driver, doom_connection
 from broker.enlisting.enlistment import Branch, Enlistment, JoinableTransaction, Stage
-from broker.enlisting.search_path import check_schema, table_elsewhere
+from broker.enlisting.search_path import home_schema
 from broker.enlisting.sqlalchemy_events import unknown_outcome
 from broker.errors import TransactionError
 from broker.local_transaction import BlockTransaction
@@ -76,12 +76,8 @@ class ConnectionRows:
 
     def _check_home(self, connection: Any, table_id: int) -> None:
         execute = partial(self._driver.execute, connection)
-        paths = table_elsewhere(execute, self._table, table_id)
-        if paths is not None:
-            text = f"the connection's search_path {paths.current!r} leads to another table {self._table} than the one"
-            text = f"{text} that check-back reads, with search_path {paths.default!r}: name the schema,"
-            raise TransactionError(f"{text} ConnectionLedger(connect, schema=...), one ledger for each tenant")
-        schema = check_schema(execute, self._table, table_id, [self._bound])
+        step = "name the schema, ConnectionLedger(connect, schema=...), one ledger for each tenant"
+        schema = home_schema(execute, self._table, table_id, [self._bound], whose="the connection's", step=step)
         self._read_from(f"{quoted(schema)}.{quoted(self._plain_name)}")
         self._home = table_id
 

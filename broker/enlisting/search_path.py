@@ -10,7 +10,7 @@ the schema that it went into: a table of that name in another one would say that
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from broker.database.ledger_identity import DatabaseIdentity
 from broker.database.statements import Sql
@@ -24,31 +24,28 @@ _SCHEMA = """
 _SET = "SELECT set_config('search_path', :path, true)"
 
 
-class Elsewhere(NamedTuple):
-    """Two search_paths that lead to two tables of one name."""
-
-    current: str
-    default: str
-
-
-def table_elsewhere(execute: Callable[[Sql], Sequence[Sequence[Any]]], table: str, table_id: int) -> Elsewhere | None:
-    """The search_paths when the table with an id, which a row went into, is another than check-back's; else None."""
-    ((current, default),) = execute(_PATHS)
-    if current == default:
-        return None
-    execute(Sql(_SET, {"path": default}))
-    ((home,),) = execute(Sql("SELECT CAST(CAST(to_regclass(:name) AS oid) AS bigint)", {"name": table}))
-    execute(Sql(_SET, {"path": current}))
-    return None if home == table_id else Elsewhere(current, default)
-
-
-def check_schema(
-    execute: Callable[[Sql], Sequence[Sequence[Any]]], table: str, table_id: int, bound: Sequence[DatabaseIdentity]
+def home_schema(
+    execute: Callable[[Sql], Sequence[Sequence[Any]]],
+    table: str,
+    table_id: int,
+    bound: Sequence[DatabaseIdentity],
+    *,
+    whose: str,
+    step: str,
 ) -> str:
-    """The schema of the table with an id, which a row went into, once it is the one that the ledger was bound in.
+    """The schema of the table with an id, which a row went into, once it is the one that check-back reads.
 
-    `"$user"` in a search_path follows SET ROLE, and the path itself stays the same. Raises TransactionError.
+    `table` is its name as SQL writes it; `bound` is where the ledger was bound. `"$user"` in a search_path follows SET
+    ROLE, and the path itself stays the same. Raises TransactionError, with `whose` path it is and the next `step`.
     """
+    ((current, default),) = execute(_PATHS)
+    if current != default:
+        execute(Sql(_SET, {"path": default}))
+        ((home,),) = execute(Sql("SELECT CAST(CAST(to_regclass(:name) AS oid) AS bigint)", {"name": table}))
+        execute(Sql(_SET, {"path": current}))
+        if home != table_id:
+            text = f"{whose} search_path {current!r} leads to another table {table} than the one that check-back reads"
+            raise TransactionError(f"{text}, with search_path {default!r}: {step}")
     ((schema,),) = execute(Sql(_SCHEMA, {"id": table_id}))
     for one in bound:
         if one.schema and one.schema != schema:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from broker.enlisting.search_path import check_schema, table_elsewhere
+from broker.database.statements import quoted
+from broker.enlisting.search_path import home_schema
 from broker.errors import AlreadyEnded, TransactionError
 from broker.ledger import COMMITTED, ROLLED_BACK, Ledger, executor
 
@@ -99,20 +100,13 @@ class SqlAlchemyRows:
         return known
 
     def _check_home(self, connection: Connection, table_id: int) -> None:
-        """Raises TransactionError when the session's search_path leads to another table than check-back's.
-
-        Check-back connects again, so it has the search_path of the role, the database and the connection's options:
-        what PostgreSQL calls the reset value.
-        """
-        execute, ledger = executor(connection), self._ledger()
-        paths = table_elsewhere(execute, self._table.name, table_id)
-        if paths is not None:
-            raise TransactionError(
-                f"the session's search_path {paths.current!r} leads to another table {self._table.name} than the one "
-                f"that check-back reads, with search_path {paths.default!r}: name the schema, Ledger(engine, "
-                "schema=...), one ledger and one producer for each tenant"
-            )
-        schema = check_schema(execute, self._table.name, table_id, [] if ledger is None else ledger.identities)
+        """Raises TransactionError when the session's search_path leads to another table than check-back's."""
+        ledger = self._ledger()
+        schema = home_schema(
+            executor(connection), quoted(self._table.name), table_id, [] if ledger is None else ledger.identities,
+            whose="the session's",
+            step="name the schema, Ledger(engine, schema=...), one ledger and one producer for each tenant",
+        )  # fmt: skip
         self._read_from(_in_schema(self._table, schema))
         self._home = table_id
 

@@ -62,6 +62,20 @@ def test_a_connection_that_takes_a_role(store: LiveStore, shop: Engine) -> None:
         connection.rollback()
 
 
+@pytest.mark.parametrize("table", ["ShopLedger", "shop ledger"])
+def test_a_table_whose_name_needs_quotes_is_found_by_another_search_path(
+    store: LiveStore, shop: Engine, table: str
+) -> None:
+    ledger = Ledger(shop, table=table)
+    ledger.create_all()
+    producer = store.producer("shop", topics=["orders"], ledger=ledger)
+    with Session(shop) as session:
+        session.execute(text("SET LOCAL search_path TO pg_catalog, public"))
+        producer.send(MESSAGE, session)
+        session.commit()
+    check_delivered(store)
+
+
 @pytest.mark.parametrize("nested", [True, False])
 @pytest.mark.parametrize("how", ["role", "search_path", "schema_translate_map"])
 def test_what_is_chosen_behind_the_send_moves_no_row(store: LiveStore, shop: Engine, how: str, nested: bool) -> None:
