@@ -9,6 +9,8 @@ import threading
 import time
 from collections import Counter, deque
 
+PUT, GET = "TOPIC_PUT_NUMS", "GROUP_GET_NUMS"
+"""The names of the counters of messages in, by topic, and out, by topic@group. RocketMQ: Stats (5.3.3)."""
 _SAMPLE_S, _SAMPLES = 10.0, 60
 
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from broker.consuming.group.offset_export import SCHEDULE_GROUP
 from broker.errors import BrokerError
+from broker.server.counters import GET, PUT
 from broker.server.event_loop import close_soon, write_all
 from broker.server.requests.queues import queue_range
-from broker.server.requests.stats import GET, PUT
 
 if TYPE_CHECKING:
     from broker.server.context import ServerContext

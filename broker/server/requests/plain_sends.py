@@ -23,6 +23,7 @@ from broker.remoting.codes import VERSION, ResponseCode
 from broker.remoting.command import RESPONSE, RemotingCommand
 from broker.remoting.message_headers import SendMessageResponseHeader
 from broker.server.context import Request, ServerContext
+from broker.server.counters import PUT
 from broker.server.requests import sends
 from broker.server.threads.store_thread import Stored
 from broker.store.write.admission import DELAYS
@@ -89,7 +90,7 @@ def store_common(context: ServerContext, request: Request, common: CommonSend) -
         made = store.append_stated_at_once(topic, body, properties, queue_id=queue_id, origin=origin)
     if made is None:
         return None
-    context.counters.add("TOPIC_PUT_NUMS", topic)
+    context.counters.add(PUT, topic)
     place = made.slot if isinstance(made, Half) else made.queue_offset
     answer = PlainAnswer(
         request.command.opaque, context.host, made.commitlog_offset, queue_id, place, unique_key

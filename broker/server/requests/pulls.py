@@ -35,6 +35,7 @@ from broker.remoting.message_headers import (
     PullMessageResponseHeader,
 )
 from broker.server.context import Refused, Request, ServerContext
+from broker.server.counters import GET
 from broker.server.requests.queues import queue_range
 from broker.server.requests.records import cached_records, read_records
 from broker.server.requests.shares import check_place
@@ -191,7 +192,7 @@ def _answer(context: ServerContext, held: Held, found: Found, first: int, end: i
     if code is None:  # NO_MESSAGE_IN_QUEUE
         code = ResponseCode.PULL_NOT_FOUND if header.queue_offset == 0 else ResponseCode.PULL_OFFSET_MOVED
     if found.number:
-        context.counters.add("GROUP_GET_NUMS", f"{header.topic}@{header.consumer_group}", found.number)
+        context.counters.add(GET, f"{header.topic}@{header.consumer_group}", found.number)
     return held.request.command.answer(code, found.status, ext, found.records)
 
 

@@ -39,6 +39,7 @@ from broker.remoting.message_headers import (
     SendMessageResponseHeader,
 )
 from broker.server.context import Refused, Request, ServerContext
+from broker.server.counters import PUT
 from broker.server.requests.records import record_at
 from broker.server.threads.store_thread import Stored
 from broker.store.engines.half_op import HALF_DELAY
@@ -139,7 +140,7 @@ def _received(context: ServerContext, request: Request, header: SendMessageReque
 def _stored(context: ServerContext, request: Request, sent: _Incoming, made: Appended) -> Stored:
     properties, unique_key = sent.properties, sent.properties[names.UNIQ_KEY]
     message_id = encode_message_id(context.host, made.commitlog_offset)
-    context.counters.add("TOPIC_PUT_NUMS", sent.topic)
+    context.counters.add(PUT, sent.topic)
     answer = SendMessageResponseHeader(message_id, sent.queue_id, made.queue_offset, unique_key)
     return Stored(request.answer({**answer.encode(), **ADDED}), made.end, waits(properties))
 
@@ -171,7 +172,7 @@ def as_half(properties: dict[str, str], producer_group: str, topic: str, queue_i
 
 def _half_stored(context: ServerContext, request: Request, sent: _Incoming, half: Half) -> Stored:
     """The answer to a half message: its queue offset is its slot, by which its end finds it."""
-    context.counters.add("TOPIC_PUT_NUMS", sent.topic)
+    context.counters.add(PUT, sent.topic)
     answer = SendMessageResponseHeader(half.message_id, sent.queue_id, half.slot, half.unique_key)
     return Stored(request.answer({**answer.encode(), **ADDED}), half.end, waits(sent.properties))
 
@@ -196,7 +197,7 @@ def send_batch(context: ServerContext, request: Request) -> Stored:
         flags=[one.flag for one in batched],
         wait=False,
     )
-    context.counters.add("TOPIC_PUT_NUMS", sent.topic, len(made))
+    context.counters.add(PUT, sent.topic, len(made))
     ids = ",".join(encode_message_id(context.host, one.commitlog_offset) for one in made)
     unique_key = sent.properties.get(names.UNIQ_KEY)
     answer = SendMessageResponseHeader(ids, sent.queue_id, made[0].queue_offset, unique_key)

@@ -24,9 +24,9 @@ from broker.remoting.codes import VERSION, ResponseCode
 from broker.remoting.command import RemotingCommand
 from broker.remoting.fastjson import ObjectMap, dumps
 from broker.server.context import Refused, Request, ServerContext
+from broker.server.counters import GET, PUT
 from broker.server.requests.queues import queue_range, stored_ms
 
-PUT, GET = "TOPIC_PUT_NUMS", "GROUP_GET_NUMS"
 _VERSION_NAME = "V5_3_3"
 
 
