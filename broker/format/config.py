@@ -34,6 +34,10 @@ class DataVersion:
     timestamp_ms: int = 0
     state_version: int = 0
 
+    def changed(self, now_ms: int) -> DataVersion:
+        """The version of the table that takes its place."""
+        return DataVersion(self.counter + 1, now_ms, self.state_version)
+
 
 @dataclass(frozen=True)
 class TopicConfig:

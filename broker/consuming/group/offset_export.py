@@ -19,12 +19,13 @@ from broker.consuming.group.consumer_table import EXPORTED_DELAYS, EXPORTED_MS, 
 from broker.consuming.group.membership import monotonic_ms
 from broker.errors import CorruptRecord
 from broker.format import config
-from broker.format.config import ConsumerOffsets, DataVersion, DelayOffsets
+from broker.format.config import ConsumerOffsets, DelayOffsets
 from broker.format.topics import LMQ_PREFIX, SCHEDULE_TOPIC
 from broker.store.disk.append_lock import AppendLock
 from broker.store.disk.files import Missing
 from broker.store.disk.paths import Paths
 from broker.store.read.config import undecoded
+from broker.store.shared.config_file import write_config
 
 EXPORT_MS = 5000  # RocketMQ: flushConsumerOffsetInterval
 SCHEDULE_GROUP = "CID_CHECKBACK_SCHEDULE"  # holds how far each delay level was delivered; never in consumerOffset.json
@@ -94,7 +95,7 @@ class OffsetExport:
                 offsets, {level: self._within(SCHEDULE_TOPIC, level - 1, at) for level, at in levels}
             ):
                 self._note(name, word, raw)
-                self._write(name, raw)
+                write_config(self._disk, self._path(name), raw)
         finally:
             self._lock.release()
 
@@ -148,21 +149,21 @@ class OffsetExport:
         for name, word, raw in self._changed(merged, {**self.delays().positions, **levels}):
             with self._cells.lock:
                 self._note(name, word, raw)
-            self._write(name, raw)
+            write_config(self._disk, self._path(name), raw)
 
     def _changed(
         self, positions: Mapping[tuple[str, str], Mapping[int, int]], levels: Mapping[int, int]
     ) -> Iterator[tuple[str, int, bytes]]:
         """The files that say something else: name, the word of its CRC, and what it is to say."""
-        exported, known = self.offsets(), self.delays()
+        exported, known, now_ms = self.offsets(), self.delays(), time.time_ns() // 1_000_000
         if positions != exported.positions:
-            made = ConsumerOffsets(positions, _next(exported.version), exported.extra)
+            made = ConsumerOffsets(positions, exported.version.changed(now_ms), exported.extra)
             yield _OFFSETS, EXPORTED_OFFSETS, config.encode_consumer_offsets(made)
         if levels != known.positions:
             yield (
                 _DELAYS,
                 EXPORTED_DELAYS,
-                config.encode_delay_offsets(DelayOffsets(levels, _next(known.version), known.extra)),
+                config.encode_delay_offsets(DelayOffsets(levels, known.version.changed(now_ms), known.extra)),
             )
 
     def _note(self, name: str, word: int, raw: bytes) -> None:
@@ -172,12 +173,6 @@ class OffsetExport:
         """
         self._disk.create_in_store(self._paths.store, self._paths.config(""))
         self._remember(word, self._read(name), raw)
-
-    def _write(self, name: str, raw: bytes) -> None:
-        path = self._path(name)
-        if self._disk.entry(path) is not None:
-            self._disk.write_file(f"{path}.bak", self._disk.read(path))
-        self._disk.write_file(path, raw)
 
     def _remember(self, word: int, there: bytes, next_one: bytes = b"") -> None:
         """The CRC of what takes the place of the file and, above it, of what is there: however often that fails."""
@@ -215,10 +210,6 @@ def _exported_position(
     is_level = group == SCHEDULE_GROUP and topic == SCHEDULE_TOPIC
     found = levels.get(queue_id + 1) if is_level else offsets.get((topic, group), {}).get(queue_id)
     return None if found is None else max(0, found)
-
-
-def _next(version: DataVersion) -> DataVersion:
-    return DataVersion(version.counter + 1, time.time_ns() // 1_000_000, version.state_version)
 
 
 def _decoded(path: str, raw: bytes, decode: Callable[[bytes], _T], default: _T) -> _T:

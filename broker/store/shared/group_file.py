@@ -12,11 +12,12 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from broker.errors import MessageRejected
-from broker.format.config import DataVersion, SubscriptionGroup, SubscriptionGroups, encode_subscription_groups
+from broker.format.config import SubscriptionGroup, SubscriptionGroups, encode_subscription_groups
 from broker.format.topics import GROUP_SIZE_MAX, check_topic_name, retry_topic
 from broker.store.disk.files import Disk
 from broker.store.read.config import read_subscription_groups
 from broker.store.read.directory import StoreDirectory
+from broker.store.shared.config_file import write_config
 
 _NAME = "subscriptionGroup.json"
 _LOOK_S = 0.25
@@ -117,13 +118,10 @@ class GroupFile:
             if len(groups) > GROUPS_MAX:
                 raise _full()
             self._looked_s = float("-inf")
-            version = DataVersion(found.version.counter + 1, time.time_ns() // 1_000_000, found.version.state_version)
+            version = found.version.changed(time.time_ns() // 1_000_000)
             changed = replace(found, groups=groups, version=version)
             disk.create_in_store(paths.store, paths.config(""))
-            path = paths.config(_NAME)
-            if disk.entry(path) is not None:
-                disk.write_file(f"{path}.bak", disk.read(path))
-            disk.write_file(path, encode_subscription_groups(changed))
+            write_config(disk, self._path, encode_subscription_groups(changed))
             self._held = changed  # last: what could not be written is not so
             self._seen, self._looked_s = self._mark(), time.monotonic()  # under the lock: what is there is ours
             return groups

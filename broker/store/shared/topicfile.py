@@ -11,12 +11,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from broker.format.config import MESSAGE_TYPE_ATTRIBUTE, PERM_WRITE, DataVersion, TopicConfig, Topics, encode_topics
+from broker.format.config import MESSAGE_TYPE_ATTRIBUTE, PERM_WRITE, TopicConfig, Topics, encode_topics
 from broker.format.topics import SEND_REFUSED_TOPICS
 from broker.store.disk.files import Disk
 from broker.store.disk.thread_lock import ThreadLock
 from broker.store.read.config import read_topics
 from broker.store.read.directory import StoreDirectory
+from broker.store.shared.config_file import write_config
 
 _LOOK_MS = 1000
 _NAME = "topics.json"
@@ -70,12 +71,9 @@ class TopicFile:
     def _write(self, found: Topics, topics: dict[str, TopicConfig], now_ms: int) -> None:
         """Write other topics than were found: in a store of thousands, to read them again takes as long as all else."""
         disk, paths = self._directory.disk, self._directory.paths
-        version = DataVersion(found.version.counter + 1, now_ms, found.version.state_version)
-        changed = replace(found, topics=topics, version=version)
+        changed = replace(found, topics=topics, version=found.version.changed(now_ms))
         disk.create_in_store(paths.store, paths.config(""))
-        if disk.entry(self._path) is not None:
-            disk.write_file(f"{self._path}.bak", disk.read(self._path))
-        disk.write_file(self._path, encode_topics(changed))
+        write_config(disk, self._path, encode_topics(changed))
         with self._looking:
             self._know(topics, self._mark(), now_ms)
 
