@@ -28,7 +28,6 @@ from broker.format.sysflag import BORN_IPV6, STORE_IPV6, TransactionType, with_t
 from broker.format.topics import DELAYS_MS, HALF_TOPIC, OP_TAG, OP_TOPIC, SCHEDULE_TOPIC
 from broker.message import ReceivedMessage
 from broker.store.disk.paths import HALF_OP as NAME
-from broker.store.disk.paths import Paths
 from broker.store.write.engine import TransactionEngine
 from broker.store.write.pending_record import (
     DeliveryTarget,
@@ -67,20 +66,15 @@ _pack_int, _pack_long = struct.Struct(">i").pack_into, struct.Struct(">q").pack_
 
 
 class HalfOpEngine(TransactionEngine):
-    """Half topic and op topic, as 4.3.0 to 5.5.0 keep them. A half message's slot is its queue offset."""
+    """Half topic and op topic, as 4.3.0 to 5.5.0 keep them. A half message's slot is its queue offset.
+
+    RocketMQ has no table of slots: it reads both queues at each check.
+    """
 
     name = NAME
     has_redo_log = False
     half_queue = (HALF_TOPIC, QUEUE)
     op_model = _OP
-
-    def table(self, paths: Paths) -> str:
-        """See TransactionEngine. RocketMQ has no such file: it reads both queues at each check."""
-        return paths.table_of(self.name)
-
-    def directories(self, paths: Paths) -> tuple[str, ...]:
-        """See TransactionEngine."""
-        return (self.table(paths),)
 
     def half(
         self, topic: str, body: bytes, properties: dict[str, str], *, queue_id: int, **sender: Unpack[SenderFields]

@@ -14,7 +14,6 @@ from broker.format.record.recordcrc import stated_record_crc
 from broker.format.sysflag import BORN_IPV6, STORE_IPV6, TransactionType
 from broker.message import ReceivedMessage
 from broker.store.disk.paths import STATE_TABLE as NAME
-from broker.store.disk.paths import Paths
 from broker.store.write.engine import TransactionEngine
 from broker.store.write.pending_record import (
     PendingRecord,
@@ -34,14 +33,6 @@ class StateTableEngine(TransactionEngine):
 
     name = NAME
     has_redo_log = True
-
-    def table(self, paths: Paths) -> str:
-        """See TransactionEngine."""
-        return paths.table_of(self.name)
-
-    def directories(self, paths: Paths) -> tuple[str, ...]:
-        """See TransactionEngine."""
-        return (paths.state_table, paths.redo_log)
 
     def half(
         self, topic: str, body: bytes, properties: dict[str, str], *, queue_id: int, **sender: Unpack[SenderFields]

@@ -26,13 +26,13 @@ class TransactionEngine(abc.ABC):
     half_queue: ClassVar[tuple[str, int] | None] = None  # topic and queue of half messages that are moved aside
     op_model: ClassVar[PendingRecord | None] = None  # an op message without its body, where each end is one
 
-    @abc.abstractmethod
     def table(self, paths: Paths) -> str:
         """The directory of the table of slots."""
+        return paths.table_of(self.name)
 
-    @abc.abstractmethod
     def directories(self, paths: Paths) -> tuple[str, ...]:
         """The directories of files that are derived for transactions, the table's included."""
+        return (self.table(paths), paths.redo_log) if self.has_redo_log else (self.table(paths),)
 
     # What is appended
 
