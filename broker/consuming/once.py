@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from broker.consuming.window import name_in_hand
 from broker.enlisting import sqlalchemy_checks as checks
 from broker.enlisting.sqlalchemy_events import guard, hold, may_have_ended_unseen
 from broker.errors import TransactionError
@@ -80,25 +81,20 @@ class InProcess:
     """The messages whose blocks of `process` run: only the end of its block acknowledges one."""
 
     def __init__(self) -> None:
-        self._running: set[tuple[str, int]] = set()  # by `_name`
+        self._running: set[tuple[str, int]] = set()  # by `name_in_hand`
 
     @contextlib.contextmanager
     def block(self, message: ReceivedMessage, session: Session) -> Iterator[None]:
         """The block of one message. Raises TransactionError as `one_transaction`."""
-        self._running.add(_name(message))
+        self._running.add(name_in_hand(message))
         try:
             with one_transaction(session, "the block of process()"):
                 yield
         finally:
-            self._running.discard(_name(message))
+            self._running.discard(name_in_hand(message))
 
     def check_ack(self, message: ReceivedMessage) -> None:
         """Raises TransactionError where an acknowledgment would count although the block may still fail."""
-        if _name(message) in self._running:
+        if name_in_hand(message) in self._running:
             text = "ack() in the block of process(), which acknowledges the message at its end, after the COMMIT"
             raise TransactionError(f"{text}: leave the ack() out")
-
-
-def _name(message: ReceivedMessage) -> tuple[str, int]:
-    """Those of one record, a batch at a cluster, have one message id."""
-    return message.message_id, message.queue_offset

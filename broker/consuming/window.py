@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+from broker.message import ReceivedMessage
+
 
 class Window:
     """The open queue offsets of one queue, in order."""
@@ -42,3 +44,8 @@ class Window:
         """Take a message out; returns the position. One that is not open is not an error."""
         self._open.pop(queue_offset, None)
         return self.position
+
+
+def name_in_hand(message: ReceivedMessage) -> tuple[str, int]:
+    """What a message in hand is known by: those of one record, a batch at a cluster, have one offset message id."""
+    return message.message_id, message.queue_offset

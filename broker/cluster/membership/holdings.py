@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from broker.consuming.reading import BODY_BYTES_MAX
-from broker.consuming.window import Window
+from broker.consuming.window import Window, name_in_hand
 from broker.format.topics import RETRY_PREFIX
 from broker.message import ReceivedMessage
 from broker.remoting.bodies import MessageQueue
@@ -152,7 +152,7 @@ class Holdings:
         held.ready_bytes -= len(message.body)
         held.in_hand += 1
         held.handed_out_ms = _now_ms()
-        self._hands[_name(message)] = _Hand(held, queue_offset, message, now_s)
+        self._hands[name_in_hand(message)] = _Hand(held, queue_offset, message, now_s)
         return message
 
     def _may_hand_out(self, held: HeldQueue, now_s: float) -> bool:
@@ -163,13 +163,13 @@ class Holdings:
     def queue_of(self, message: ReceivedMessage) -> MessageQueue | None:
         """The queue that a message in hand is of; None for one that is not in our hands."""
         with self._changed:
-            hand = self._hands.get(_name(message))
+            hand = self._hands.get(name_in_hand(message))
             return None if hand is None else hand.held.queue
 
     def acknowledge(self, message: ReceivedMessage) -> bool:
         """Take a message out of our hands for good; False when it is not ours any more."""
         with self._changed:
-            hand = self._hands.pop(_name(message), None)
+            hand = self._hands.pop(name_in_hand(message), None)
             if hand is None:
                 return False
             hand.held.in_hand -= 1
@@ -181,7 +181,7 @@ class Holdings:
     def again(self, message: ReceivedMessage, pause_s: float) -> bool:
         """Hand the same message out once more after a pause, before all that follow it in its queue."""
         with self._changed:
-            hand = self._hands.pop(_name(message), None)
+            hand = self._hands.pop(name_in_hand(message), None)
             if hand is None:
                 return False
             hand.held.in_hand -= 1
@@ -190,11 +190,6 @@ class Holdings:
             hand.held.ready_bytes += len(hand.message.body)
             hand.held.not_before_s = time.monotonic() + pause_s
             return True
-
-
-def _name(message: ReceivedMessage) -> tuple[str, int]:
-    """What a message in hand is known by: those of one record, a batch, have one offset message id."""
-    return message.message_id, message.queue_offset
 
 
 def _now_ms() -> int:
