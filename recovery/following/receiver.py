@@ -60,16 +60,15 @@ class LogReceiver:
 
     def run(self) -> None:
         """Follow until `stop`, or until it cannot go on (`failure`)."""
-        attempt = 0
+        attempt, brought = 0, 0  # failures in a row, and the bytes that were here at the last of them
         while not self._stop.is_set():
             try:
                 with MasterLink(self._address) as link:
-                    before = self.received_bytes
                     self._session(link)
-                    attempt = 0 if self.received_bytes > before else attempt
             except MasterAway as error:
                 self.trouble = str(error)
-                attempt += 1
+                attempt = attempt + 1 if self.received_bytes == brought else 1
+                brought = self.received_bytes
                 if self.tries is not None and attempt >= self.tries:
                     self.failure = error
                     self._stop.set()

@@ -113,6 +113,16 @@ class ScriptedMaster:
         self._listener.close()
 
 
+class DroppingMaster(ScriptedMaster):
+    """Closes each connection once it has sent something, until there is nothing more: behind a bad network, say."""
+
+    def goes_on(self, sent: Transfer) -> bool:
+        """Only at the end of its log."""
+        if sent.data and sent.commitlog_offset + len(sent.data) < self.begin + len(self.log):
+            raise ConnectionError("dropped")
+        return super().goes_on(sent)
+
+
 class BusyMaster(ScriptedMaster):
     """Never silent, never a heartbeat: it waits until its log has grown."""
 

@@ -16,11 +16,13 @@ from broker.errors import StoreError, StoreFull
 from recovery.following.book import FollowedBook
 from recovery.following.copied_log import CopiedLog
 from recovery.following.follower import Follower
+from recovery.following.link import TRIES
 from recovery.following.log_verifier import LogVerifier
 from recovery.verify.verifier import verify
 from tests.following.masters import (
     OF_LOG,
     SEGMENT,
+    DroppingMaster,
     ScriptedMaster,
     follow_once,
     log_bytes,
@@ -175,3 +177,14 @@ def test_a_full_disk_is_a_sentence_and_the_next_run_goes_on(
     status = follow_once(master.address, copy)
     assert status.end_offset == len(master.log)
     assert len(os.listdir(copy / "checkback" / "lost")) == 2 if full == "lost" else status.ok
+
+
+def test_a_connection_that_brought_something_is_no_failure_in_a_row(tmp_path: Path) -> None:
+    """`--once` gave up behind a bad network after five connections, however much each of them had brought."""
+    with served(tmp_path / "master") as (store, _):
+        traffic(store, 20)
+    log = log_bytes(tmp_path / "master")[: store_end(tmp_path / "master")]
+    master = DroppingMaster(log, limit=len(log) // 8)
+    status = follow_once(master.address, tmp_path / "copy", start="first", segment_bytes=SEGMENT)
+    assert status.end_offset == len(log)
+    assert len(master.asked) > TRIES
