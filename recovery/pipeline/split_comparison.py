@@ -170,19 +170,11 @@ class SplitComparison:
 
     def add(self, records: Records, kinds: Kinds) -> None:
         """Compare what these records ask for."""
-        if self._queues is not None:
-            self._queues.add(records, kinds)
-        if self._rocksdb_queues is not None:
-            self._rocksdb_queues.add(records, kinds)
-        if self._batch_queues is not None:
-            self._batch_queues.add(records, kinds)
-        if self._redo is not None:
-            self._redo.add(records, kinds)
-        if self._timers is not None:
-            self._timers.add(records, kinds)
-        if self._index is not None:
-            self._index.add(records, kinds)
-        else:
+        every = (self._queues, self._rocksdb_queues, self._batch_queues, self._redo, self._timers, self._index)
+        for comparison in every:
+            if comparison is not None:
+                comparison.add(records, kinds)
+        if self._index is None:
             self._has_keys = self._has_keys or have_keys(records)
 
     def differences(self) -> SplitDifferences:

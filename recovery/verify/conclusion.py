@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -24,7 +24,7 @@ from recovery.scan.windows import WINDOW_BYTES
 from recovery.transactions.digest import Digest
 from recovery.transactions.outcomes import STATE_NAMES, Outcomes
 from recovery.verify.causes.roots import Roots, roots_of
-from recovery.verify.comparison import FinishContext
+from recovery.verify.comparison import Comparison, FinishContext
 from recovery.verify.consume_queues import QueueComparison
 from recovery.verify.index import IndexComparison
 from recovery.verify.kinds.batch_queues import BatchQueueComparison
@@ -66,6 +66,11 @@ class Comparisons:
     redo_log: RedoLogComparison | None = None
     timers: TimerComparison | None = None
     table: StateTableComparison | None = None
+
+    def of_records(self) -> Iterator[Comparison]:
+        """Those that take the records of the log; the state table's takes outcomes."""
+        every = (self.queues, self.rocksdb_queues, self.batch_queues, self.index, self.timers, self.redo_log)
+        return (one for one in every if one is not None)
 
 
 @dataclass
@@ -138,18 +143,9 @@ class Conclusion:
             tuple((topic, number, files.queue_units(topic, number)) for topic, number in files.queues()),
             partial(later_ends, files),
         )
-        if parts.queues is not None:
-            parts.queues.finish(context)
-        if parts.rocksdb_queues is not None:
-            parts.rocksdb_queues.finish(context)
-        if parts.batch_queues is not None:
-            parts.batch_queues.finish(context)
-        if parts.index is not None:
-            parts.index.finish(context)
-        if parts.timers is not None:
-            parts.timers.finish(context)
-        if self.log.evidence.lone and parts.redo_log is not None:
-            parts.redo_log.finish(context)
+        for comparison in parts.of_records():
+            if comparison is not parts.redo_log or self.log.evidence.lone:
+                comparison.finish(context)
         is_half_op = files.table_generation is Generation.HALF_OP
         if parts.table is not None and (self.log.evidence.half_op if is_half_op else self.log.evidence.lone):
             parts.table.finish(context)

@@ -35,7 +35,6 @@ from recovery.transactions.events import Rows
 from recovery.transactions.fingerprint import difference
 from recovery.transactions.outcomes import Outcomes
 from recovery.transactions.tracker import TransactionTracker
-from recovery.verify.comparison import Comparison
 from recovery.verify.conclusion import Comparisons, Conclusion, LogFacts, TransactionSums
 from recovery.verify.consume_queues import QueueComparison
 from recovery.verify.index import IndexComparison
@@ -219,13 +218,8 @@ class Verification:
             self._has_keys = have_keys(records)
         for finding in (*wrong_crcs(records, self._look, file_at), *wrong_fields(records, kinds, file_at)):
             self.findings.add(finding)
-        derived: tuple[Comparison | None, ...] = (
-            self.comparisons.queues, self.comparisons.rocksdb_queues, self.comparisons.batch_queues,
-            self.comparisons.index, self.comparisons.redo_log, self.comparisons.timers,
-        )  # fmt: skip
-        for comparison in derived:
-            if comparison is not None:
-                comparison.add(records, kinds)
+        for comparison in self.comparisons.of_records():
+            comparison.add(records, kinds)
         for observer in self._observers:
             observer.on_records(records)
 
