@@ -100,12 +100,7 @@ def join_ends(context: JoinContext) -> Callable[[pa.Table], Iterator[tuple[str, 
         rows = Redeliveries().drop(rows)
         part = _PartitionJoins(context, result.findings)
         outcomes = list(part.joins.join_ends(rows, context.prepared))
-        _summarize(context, result, outcomes, names)
-        if context.with_rows:
-            yield from _emit_rows(context, result, transaction_rows(outcomes, rows, names, strings, context.now_ms))
-        if context.rebuild_plan is not None:
-            yield from _slots(context.rebuild_plan, outcomes, names)
-        yield OUTCOMES, 0, result
+        yield from _results(context, result, outcomes, rows, names, strings)
         raw, count = names.raw(), context.partitions
         for some in part.named:
             for to, dealt_rows, _ in dealt(some, by_place(some, count)):
@@ -162,14 +157,22 @@ def join_keys(context: JoinContext) -> Callable[[pa.Table], Iterator[tuple[str, 
         rows, strings = gathered(values_of(table, KEYED), names)
         part = _PartitionJoins(context, result.findings)
         outcomes = list(part.joins.join_keys(rows))
-        _summarize(context, result, outcomes, names)
-        if context.with_rows:
-            yield from _emit_rows(context, result, transaction_rows(outcomes, rows, names, strings, context.now_ms))
-        if context.rebuild_plan is not None:
-            yield from _slots(context.rebuild_plan, outcomes, names)
-        yield OUTCOMES, 0, result
+        yield from _results(context, result, outcomes, rows, names, strings)
 
     return join
+
+
+def _results(
+    context: JoinContext, result: PartitionResult, found: list[Outcomes], rows: Rows, names: NumberedNames,
+    strings: pa.Table,
+) -> Iterator[tuple[str, int, Any]]:  # fmt: skip
+    """The sums of some transactions, and their rows and slots, where those are wanted."""
+    _summarize(context, result, found, names)
+    if context.with_rows:
+        yield from _emit_rows(context, result, transaction_rows(found, rows, names, strings, context.now_ms))
+    if context.rebuild_plan is not None:
+        yield from _slots(context.rebuild_plan, found, names)
+    yield OUTCOMES, 0, result
 
 
 def _summarize(context: JoinContext, result: PartitionResult, found: list[Outcomes], names: NumberedNames) -> None:

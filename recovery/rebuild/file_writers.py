@@ -18,6 +18,7 @@ from broker.store.disk.files import Disk, Map
 from broker.store.disk.maps import OpenFile
 from broker.store.write.mapped import MappedQueue, OpenMaps
 from recovery.scan.units import Ints, Rows
+from recovery.verify.index_files import previous_in_slot
 from recovery.verify.index_items import IndexingRule
 
 _ITEM = np.dtype(IndexItem.DTYPE)
@@ -178,13 +179,7 @@ class IndexFiles:
         )
         slots = np.abs(items["key_hash"].astype(np.int64)) % self._slots
         numbers = header.next_item + np.arange(len(items))
-        order = np.argsort(slots, kind="stable")
-        ranked = slots[order]
-        again = np.concatenate(([False], ranked[1:] == ranked[:-1]))
-        previous = np.zeros(len(slots), np.int64)
-        previous[order] = np.where(again, np.concatenate(([0], numbers[order][:-1])), self._newest[ranked])
-        self._newest[slots] = numbers
-        rows["previous"] = previous
+        rows["previous"] = previous = previous_in_slot(slots, numbers, self._newest)
         used = header.used_slots + (int((previous == 0).sum()) if self._rule is not IndexingRule.V3 else len(items))
         at = item_at(header.next_item, self._slots)
         raw = rows.view(np.uint8).data.cast("B")

@@ -108,6 +108,17 @@ def _ends_before(files: Sequence[IndexFileView]) -> tuple[int, ...]:
     return () if last_named is None else (files[-1].header.end_timestamp_ms, last_named.header.end_timestamp_ms)
 
 
+def previous_in_slot(slots: Ints, numbers: Ints, newest: npt.NDArray[np.int32]) -> Ints:
+    """The item before each of some new ones in its slot; `newest`, the last of each slot, takes note of them."""
+    order = np.argsort(slots, kind="stable")
+    ranked = slots[order]
+    again = np.concatenate(([False], ranked[1:] == ranked[:-1]))
+    previous = np.zeros(len(slots), np.int64)
+    previous[order] = np.where(again, np.concatenate(([0], numbers[order][:-1])), newest[ranked])
+    newest[slots] = numbers
+    return previous
+
+
 class Chains:
     """The chains of one file, followed from its first item to its last as they were made."""
 
@@ -136,17 +147,7 @@ class Chains:
             fast.index_chains(rows.view(np.uint8), first, self._newest, wrong)
             return wrong.view(np.bool_)
         slots = np.abs(rows["key_hash"].astype(np.int64)) % self._file.slots
-        return np.asarray(self._previous(slots, first + np.arange(len(rows))) != rows["previous"])
-
-    def _previous(self, slots: Ints, numbers: Ints) -> Ints:
-        """The item before each in its slot; takes note of the newest."""
-        order = np.argsort(slots, kind="stable")
-        ranked = slots[order]
-        again = np.concatenate(([False], ranked[1:] == ranked[:-1]))
-        previous = np.zeros(len(slots), np.int64)
-        previous[order] = np.where(again, np.concatenate(([0], numbers[order][:-1])), self._newest[ranked])
-        self._newest[slots] = numbers
-        return previous
+        return np.asarray(previous_in_slot(slots, first + np.arange(len(rows)), self._newest) != rows["previous"])
 
     def _check_slots(self) -> None:
         held = self._newest_counted()
