@@ -74,12 +74,13 @@ def place(text: str) -> Start | int:
     """first, last, a time in ISO 8601 with a zone or Z, or a queue offset. Raises BrokerError."""
     if text in ("first", "last"):
         return Start(text)
-    if text.isdecimal():
+    if text.isdecimal() and len(text) < 20:
         return int(text)
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise BrokerError(f"{text!r} is not first, last, a queue offset or a time such as 2026-11-21T08:00Z") from None
+        text = f"{text!r:.60} is not first, last, a queue offset or a time such as 2026-11-21T08:00Z"
+        raise BrokerError(text) from None
     return Start.parse(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
 
 

@@ -203,6 +203,7 @@ def test_what_is_missing_is_said(path: str, arguments: tuple[str, ...]) -> None:
     "arguments",
     [
         ("consumer", "STORE", "billing", "--topic", "orders", "--reset", "soon"),
+        ("consumer", "STORE", "billing", "--topic", "orders", "--reset", "9" * 5000),  # no number that Python reads
         ("consumer", "STORE", "billing", "--topic", "nothing", "--reset", "first"),
         ("dlq", "STORE", "billing", "--resend", "--id", "X"),
     ],
