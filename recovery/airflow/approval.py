@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
 from airflow.sdk import BaseOperator, Context, Param
 
@@ -98,13 +97,6 @@ class AskAgainOperator(TriggerDagRunOperator):
         if not context["ti"].xcom_pull(task_ids=self.planned_by, key=PLAN_CHANGED):
             raise AirflowSkipException("the plan was carried out, or there was none")
         super().execute(context)
-
-
-class DoneOperator(EmptyOperator):
-    """The end of a DAG besides AskAgainOperator: while what comes before has failed, the run is red."""
-
-    def __init__(self, *, task_id: str = "done", **kwargs: Any) -> None:
-        super().__init__(task_id=task_id, **kwargs)
 
 
 class DecideOperator(HITLOperator):

@@ -21,9 +21,10 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, Param
 
-from recovery.airflow.approval import AskAgainOperator, AskOperator, DoneOperator
+from recovery.airflow.approval import AskAgainOperator, AskOperator
 from recovery.airflow.assets import rebuilt
 from recovery.airflow.operators import CompareTableOperator, RebuildOperator
 from recovery.airflow.settings import StoreSettings
@@ -57,5 +58,6 @@ def make(store: StoreSettings, **overrides: Any) -> DAG:
             **engine_pool(store),
             **target,
         )
-        compare >> approve >> rebuild >> [AskAgainOperator(planned_by="rebuild"), DoneOperator()]
+        done = EmptyOperator(task_id="done")  # AskAgainOperator alone would leave the run green where a task failed
+        compare >> approve >> rebuild >> [AskAgainOperator(planned_by="rebuild"), done]
     return dag
