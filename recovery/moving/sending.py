@@ -147,16 +147,17 @@ class Sending:
         raise AssertionError  # the last try returns or raises
 
     async def _found(self, message: CarriedMessage, queue: MessageQueue, start: int | None) -> int | None:
-        """Where a message is that may have been stored; None when it is not there, or the broker cannot say so now."""
+        """Where a message is that may have been stored; None when it is not there. Raises what a second look raises."""
         try:
-            if start is not None:
-                return (await self._tail(queue, start)).get(message.commitlog_offset)
-            return 0 if await self.is_there(message, queue.broker_name) else None
+            return await self._place(message, queue, start)
         except BrokerError:
             await asyncio.sleep(_BACKOFF_S[-1])
-            if start is not None:
-                return (await self._tail(queue, start)).get(message.commitlog_offset)
-            return 0 if await self.is_there(message, queue.broker_name) else None
+            return await self._place(message, queue, start)
+
+    async def _place(self, message: CarriedMessage, queue: MessageQueue, start: int | None) -> int | None:
+        if start is not None:
+            return (await self._tail(queue, start)).get(message.commitlog_offset)
+        return 0 if await self.is_there(message, queue.broker_name) else None
 
     # Delayed messages, and transactions in doubt
 

@@ -26,7 +26,7 @@ def decide(path: str, asked: Mapping[str, Any], commitlog_offset: int, body: Map
 
     Raises PageRefusal for a body that is not a decision, BrokerError when the store or its ledger refuses it.
     """
-    decision, why = body.get("decision"), _required(body, "why", "say why: it is kept in the record that ends it")
+    decision, why = body.get("decision"), _why(body, "the record that ends it")
     if decision not in DECISIONS:
         raise PageRefusal(HTTPStatus.BAD_REQUEST, f"decision is one of {', '.join(DECISIONS)}")
     return tasks.resolve(
@@ -39,7 +39,7 @@ def resend_dead_letters(path: str, group: str, body: Mapping[str, Any]) -> dict[
 
     Raises PageRefusal for a body without a reason, BrokerError when an id is not a dead letter of the group.
     """
-    why, ids = _required(body, "why", "say why: it is kept in the reports of the store"), body.get("ids") or []
+    why, ids = _why(body, "the reports of the store"), body.get("ids") or []
     if not (isinstance(ids, list) and all(isinstance(one, str) for one in ids)):
         raise PageRefusal(HTTPStatus.BAD_REQUEST, "ids is a list of message ids")
     with broker.open(path, create=False) as store:
@@ -49,10 +49,10 @@ def resend_dead_letters(path: str, group: str, body: Mapping[str, Any]) -> dict[
     return {"resent": len(sent), "report": report}
 
 
-def _required(body: Mapping[str, Any], name: str, sentence: str) -> str:
-    value = body.get(name)
+def _why(body: Mapping[str, Any], place: str) -> str:
+    value = body.get("why")
     if not (isinstance(value, str) and value.strip()):
-        raise PageRefusal(HTTPStatus.BAD_REQUEST, sentence)
+        raise PageRefusal(HTTPStatus.BAD_REQUEST, f"say why: it is kept in {place}")
     return value.strip()[:_TEXT_MAX]
 
 

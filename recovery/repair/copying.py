@@ -105,7 +105,9 @@ def copy_store(
         raise not_written(error, unfinished) from error
     try:
         work.run()
-        is_rebuilt = was_live and not is_ours and _rebuilt(unfinished, keeps_abort=disk.entry(paths.abort) is not None)
+        is_rebuilt = was_live and not is_ours
+        if is_rebuilt:
+            _rebuild(unfinished, keeps_abort=disk.entry(paths.abort) is not None)
         work.sync()
         os.rename(unfinished, target)
     except OSError as error:
@@ -137,7 +139,7 @@ class _OfACopy(Rebuilding):
     refuses_damaged_records = False
 
 
-def _rebuilt(path: str, *, keeps_abort: bool) -> bool:
+def _rebuild(path: str, *, keeps_abort: bool) -> None:
     """Make the derived files of a copy of a running broker's store from its log.
 
     A 5.x broker that finds `abort` recovers what the copy caught half way, such as its timers. A 3.x broker would
@@ -148,7 +150,6 @@ def _rebuilt(path: str, *, keeps_abort: bool) -> bool:
     if keeps_abort and report.generation != Generation.STATE_TABLE.label:
         with open(Paths(path).abort, "wb"):
             pass
-    return True
 
 
 class _Copy:
