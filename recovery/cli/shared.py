@@ -14,6 +14,7 @@ from typing import Annotated, NoReturn
 from recovery.cli.declaration import Argument, BadParameter, Exit, Option
 from recovery.cli.terminal.output import warn
 from recovery.durations import parse_duration
+from recovery.humanize import parse_size
 
 WELL, FINDINGS, USAGE, LOCKED, CORRUPT, DEFECT, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 3, 4, 70, 130, 141
 
@@ -123,6 +124,14 @@ def interval_s(option: str, text: str) -> float:
     if found <= 0:
         raise BadParameter(f"{text!r}: an interval is longer than nothing", param_hint=option)
     return found
+
+
+def bytes_of(option: str, text: str) -> int:
+    """The size that an option says, in bytes. Raises BadParameter."""
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise BadParameter(f"{text!r}: {error}", param_hint=option) from None
 
 
 def secret(name: str) -> str | None:

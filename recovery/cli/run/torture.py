@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
-from recovery.cli.declaration import Argument, BadParameter, Option, VerbGroup
-from recovery.cli.shared import FINDINGS, AsJson, examples, fail, listing
+from recovery.cli.declaration import Argument, Option, VerbGroup
+from recovery.cli.shared import FINDINGS, AsJson, bytes_of, examples, fail, listing
 from recovery.cli.terminal.output import print_json, show, warn
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def torture(
     """
     from recovery.torture.kit import Limits, Subject, prove
 
-    size = _bytes_of(bytes_max)
+    size = bytes_of("--bytes", bytes_max)
     subject = Subject(str(layout), str(engine), str(sync))
     report = prove(path, Limits(seconds, size, seed), subject, warn)
     if as_json:
@@ -69,15 +69,6 @@ def torture(
         broken = [verdict for verdict in report.verdicts if verdict.outcome == "broken"]
         text = f"a promise was broken ({broken[0].promise}): {broken[0].sentence}"
         fail(f"{text}. What it left is in {report.kept}; remove it when you have seen it", FINDINGS)
-
-
-def _bytes_of(text: str) -> int:
-    from recovery.humanize import parse_size
-
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise BadParameter(f"{text!r}: {error}", param_hint="--bytes") from None
 
 
 def _lines(report: TortureReport) -> Iterator[str]:
