@@ -69,7 +69,8 @@ def move(
         with store.upkeep_lock:  # of two that move at once the second finds nothing left to do
             store.sync_now()
             copies = _copies(text)
-            found = [_move(store, offset, slot, copies, by or who()) for offset, slot in _in_doubt(text, disk)]
+            halves = dict.fromkeys(_in_doubt(text, disk))  # of three in one slot the middle one is in two claims
+            found = [_move(store, offset, slot, copies, by or who()) for offset, slot in halves]
             store.sync_now()
         return [one for one in found if one is not None]
     finally:
