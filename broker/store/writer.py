@@ -267,7 +267,7 @@ class StoreWriter:
         appended = self.appender.append(drafts)
         if wait and self.sync != "os":
             self.syncer.start_write(appended[0].commitlog_offset, appended[-1].end)
-            self.syncer.wait_durable(appended[-1].end)
+            self.settle(appended[-1].end)
         return appended
 
     def append_one(self, draft: PendingRecord, *, wait: bool = True) -> Appended:
@@ -278,7 +278,7 @@ class StoreWriter:
         if wait and self.sync != "os":
             end = appended.commitlog_offset + appended.size
             self.syncer.start_write(appended.commitlog_offset, end)
-            self.syncer.wait_durable(end)
+            self.settle(end)
         return appended
 
     def append_at_once(self, draft: PendingRecord) -> Appended | None:

@@ -15,6 +15,8 @@ import pytest
 import broker
 from broker.store.read.layout import StoreLayout
 from broker.store.write import sync
+from recovery.verify import verify
+from tests.producer.delivered import delivered
 
 WAIT_S = 5
 
@@ -110,3 +112,50 @@ def test_a_signal_handler_that_sends_inside_a_flush_is_refused(tmp_path: Path, w
         thread.join(10)
         assert "already inside an append" in str(raised)
         store.append(broker.Message("orders", b"y"))
+
+
+def test_a_signal_handler_that_closes_the_store_inside_a_flush_and_exits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`store.close(); sys.exit(0)` for SIGTERM: the process ended with a traceback of a released memoryview."""
+    store = broker.open(tmp_path / "store", layout=StoreLayout.small())
+
+    real, mine = store.writer.syncer._force, threading.current_thread()
+
+    def interrupted() -> None:
+        if threading.current_thread() is not mine:
+            return real()
+        monkeypatch.undo()
+        store.close()
+        raise SystemExit(0)
+
+    monkeypatch.setattr(store.writer.syncer, "_force", interrupted)
+    with pytest.raises(SystemExit):
+        store.append(broker.Message("orders", b"a"))
+    with broker.open(tmp_path / "store") as store:
+        assert delivered(store) == [b"a"]
+
+
+@pytest.mark.parametrize("place", ["allocate", "at"])
+def test_an_append_in_whose_middle_a_signal_handler_closes_the_store_writes_nothing_more(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It went on without the lock, in maps that it made again, where another process may append by then."""
+    path, layout = tmp_path / "store", StoreLayout.small()
+    store = broker.open(path, layout=layout)
+    log = store.writer.appender.log
+    real: Callable[[int], Any] = getattr(log, place)
+
+    def interrupted(position: int) -> Any:
+        if store.writer.append_lock.is_mine:
+            store.close()
+            with broker.open(path) as other:
+                other.append(broker.Message("orders", b"theirs"))
+        return real(position)
+
+    monkeypatch.setattr(log, place, interrupted)
+    with pytest.raises(broker.StoreError, match="closed"):
+        store.append(broker.Message("orders", b"ours" * 20))
+    with broker.open(path) as other:
+        assert delivered(other) == [b"theirs"]
+    assert not verify(path).findings.counts

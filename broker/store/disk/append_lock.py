@@ -77,6 +77,9 @@ class AppendLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if not self._held:  # a fork inside `with` came here: the child never had it
+            if self._descriptor < 0 and isinstance(error, ValueError | TypeError):  # of memory that is mapped no more
+                text = "the store was closed within this call, as by a signal handler, so it may be done or not"
+                raise StoreError(f"{self.path}: {text}. Open it again with broker.open", path=self.path) from error
             return
         is_free = False
         try:

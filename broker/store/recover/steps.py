@@ -59,7 +59,7 @@ def _remove_unmade(parts: StoreParts, survey: Survey, _progress: Progress) -> No
 
 
 def _write_again(parts: StoreParts, survey: Survey, _progress: Progress) -> None:
-    parts.appender.log.close()
+    parts.appender.log.unmap()
     write_again(parts.disk, parts.paths, survey.durable, parts.layout.segment_bytes)
 
 

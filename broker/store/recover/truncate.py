@@ -173,7 +173,7 @@ def _cut(disk: Disk, queue: MappedQueue, position: int) -> None:
                     view[at : at + len(data)] = bytes(len(data))
                     queue.sync(base + at, base + at + len(data))  # who closes well later does not look here again
     finally:
-        queue.close()
+        queue.unmap()
 
 
 def _bases(disk: Disk, queue: MappedQueue, position: int) -> list[int]:

@@ -13,6 +13,7 @@ from broker.format.consumequeue import FILLER, UNIT_SIZE, Unit
 from broker.store.disk.files import Disk, Map
 from broker.store.disk.maps import Flusher
 from broker.store.disk.open_files import maps_of_queues_max
+from broker.store.disk.os_errors import closed_store
 from broker.store.read.segments import NAME_DIGITS
 
 _OPEN_MAPS = 64
@@ -34,6 +35,7 @@ class MappedQueue:
         self.disk = disk
         self._open_maps = open_maps
         self._maps: dict[int, Map] = {}
+        self._is_closed = False
         # Where the file of the last position begins, and its bytes: most positions lie there. Of use to one who writes
         # under a lock; it is replaced as one, so that `at` needs none.
         self.last = _NOWHERE
@@ -54,6 +56,8 @@ class MappedQueue:
         return (self._maps.get(base) or self._open(base, allocate=False)).view, position - base
 
     def _open(self, base: int, *, allocate: bool) -> Map:
+        if self._is_closed:  # by a signal handler in the middle of an append: what follows is others' to write
+            raise closed_store(self.directory)
         path = self.path_of(base)
         if allocate and not self._is_whole(path):
             self._make_directory()
@@ -149,6 +153,12 @@ class MappedQueue:
             self.last = _NOWHERE
 
     def close(self) -> None:
+        """Release every file, for good."""
+        self._is_closed = True
+        self.unmap()
+
+    def unmap(self) -> None:
+        """Release every map at once; the next who needs one makes another."""
         maps, self._maps, self.last = self._maps, {}, _NOWHERE
         self._unnote(maps)
         for opened in maps.values():

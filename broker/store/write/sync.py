@@ -14,6 +14,7 @@ RocketMQ: CommitLog.GroupCommitService (5.3.3) does this for the threads of one 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -153,8 +154,14 @@ class Syncer:
             self._hand_over(was_led=was_led)
 
     def _hand_over(self, *, was_led: bool = True) -> None:
-        """Let all go whose records are durable, and one of the rest, who will lead."""
-        durable = self._words[_DURABLE]
+        """Let all go whose records are durable, and one of the rest, who will lead; of a closed store all: they see it.
+
+        A signal handler closes it here, and what it raises then has to leave as it is.
+        """
+        try:
+            durable = self._words[_DURABLE]
+        except ValueError:  # its map was closed under us
+            durable = sys.maxsize
         with self._mutex:
             self._waited = len(self._waiting)
             rest = [one for one in self._waiting if one[0] > durable]
