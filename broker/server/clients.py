@@ -209,13 +209,14 @@ class Clients:
         return {group: self.client_ids(group) for group in self.clustered()}
 
     def peer_of(self, client_id: str) -> Peer | None:
-        """The connection of a client."""
+        """The connection of a client, the last that it made: an earlier one may be cut off, and not known to be."""
+        found = None
         with self._lock:
             for channels in (*self._producers.values(), *(group.channels for group in self._consumers.values())):
                 for channel in channels.values():
                     if channel.client_id == client_id and not channel.peer.is_closed:
-                        return channel.peer
-        return None
+                        found = channel.peer
+        return found
 
     def counts(self) -> tuple[int, int]:
         """How many producer groups and consumer groups have clients."""

@@ -52,7 +52,7 @@ def to_consumer(context: ServerContext, request: Request) -> Passed:
             return request.command.answer(ResponseCode.CONSUME_MSG_TIMEOUT, text)
         return request.command.answer(response.code, response.remark, response.ext, response.body)
 
-    return Passed(request, channels[0].peer, passed, answer)
+    return Passed(request, channels[-1].peer, passed, answer)  # the last that it made: see `Clients.peer_of`
 
 
 def send_reply(context: ServerContext, request: Request) -> Passed:
