@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 import broker
+from broker.errors import NotAStore
 from recovery.cli.declaration import VerbGroup
 from recovery.cli.run import page as verbs_page
 from recovery.page import facts, hanging
@@ -333,3 +334,25 @@ def test_a_report_of_another_kind_takes_no_store_off_the_page(client: TestClient
     (line,) = client.get("/api/stores", headers=headers).json()
     assert (line["error"], line["report"]) == (None, None)
     assert client.get("/api/stores/shop", headers=headers).json()["report"] is None
+
+
+def test_a_store_of_the_command_line_whose_disk_hangs_keeps_no_page_from_starting(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waited for that disk before it printed a link, without a word; what is no store is refused all the same."""
+    monkeypatch.setattr(hanging, "WITHIN_S", 0.2)
+    gone, comes_back, opened = tmp_path / "gone", threading.Event(), broker.open
+
+    def opens(where: str, **options: Any) -> Any:
+        _ = where != str(gone) or comes_back.wait(20)
+        return opened(where, **options)
+
+    monkeypatch.setattr(broker, "open", opens)
+    begun = time.monotonic()
+    try:
+        shown = list(verbs_page._given([str(gone), str(path)], None))
+    finally:
+        comes_back.set()
+    assert ([one.path for one in shown], time.monotonic() - begun < 15) == ([str(gone), str(path)], True)
+    with pytest.raises(NotAStore, match="no such directory"):
+        list(verbs_page._given([str(tmp_path / "none")], None))
