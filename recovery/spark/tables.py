@@ -26,7 +26,8 @@ def register(spark: SparkSession) -> None:
     ship(spark)
     # Spark (4.3.0) looks for the name in the active session: where that is another of this process, and knows the
     # format, it refuses to register it a second time.
-    sessions: Any = spark._jvm.SparkSession  # noqa: SLF001 - PySpark has no public door
+    jvm: Any = spark._jvm  # noqa: SLF001 - PySpark has no public door
+    sessions = jvm.SparkSession
     before = sessions.getActiveSession()
     sessions.setActiveSession(spark._jsparkSession)  # noqa: SLF001
     try:
