@@ -29,7 +29,7 @@ ROWS = 8192
 ON_CORRUPT = ("report", "skip", "fail")
 TABLES = ("records", "findings")
 OPTIONS = (
-    "path table splitBytes rows startOffset endOffset startTime endTime kind topic crc onCorrupt pushdown maxBytes"
+    "path table splitBytes rows startOffset endOffset startTime endTime kind topic crc onCorrupt maxBytes"
 ).split()
 
 _OF_RECORDS = ("startOffset", "endOffset", "startTime", "endTime", "kind", "topic", "maxBytes")
@@ -84,7 +84,6 @@ class Settings:
     selection: RecordFilter
     crc: bool
     on_corrupt: str
-    pushdown: bool
     max_bytes: int
 
 
@@ -120,7 +119,6 @@ def settings_of(options: Mapping[str, str]) -> Settings:
         filter_of(given),
         truth(given, "crc"),
         on_corrupt,
-        truth(given, "pushdown"),
         whole_number(given, "maxBytes", 0),
     )
 

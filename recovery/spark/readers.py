@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,9 +21,6 @@ from recovery.scan.scanner import Damage
 from recovery.spark.mapping import set_imports_aside
 from recovery.spark.options import FINDINGS, Settings
 
-if TYPE_CHECKING:
-    from pyspark.sql.datasource import Filter
-
 
 @dataclass
 class SplitPartition(InputPartition):
@@ -34,7 +31,11 @@ class SplitPartition(InputPartition):
 
 
 class RecordsReader(DataSourceReader):
-    """Records of the wanted kind, a few thousand in a batch."""
+    """Records of the wanted kind, a few thousand in a batch.
+
+    It takes no filters of a query (`pushFilters`): Spark (4.3.0) keeps a reader for all queries of a DataFrame, so the
+    filter of one would stay with the next.
+    """
 
     def __init__(self, settings: Settings, columns: Sequence[str]) -> None:
         self.settings, self.columns = settings, list(columns)
@@ -75,18 +76,6 @@ class RecordsReader(DataSourceReader):
         if self.settings.crc:
             for damage in bad_records(records, reading.log):
                 raise _corrupt(damage)
-
-
-class FilteredReader(RecordsReader):
-    """The same, which takes over filters on offsets, times, topics and kinds.
-
-    Spark asks it only while spark.sql.python.filterPushdown.enabled is true, and refuses it else.
-    """
-
-    def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:  # noqa: N802 - Spark's name
-        """Takes what it can and hands back the rest."""
-        self.selection, rest = self.selection.narrowed(filters)
-        yield from rest
 
 
 class FindingsReader(DataSourceReader):

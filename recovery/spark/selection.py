@@ -1,10 +1,9 @@
-"""Which records are wanted: options and pushed-down filters, asked of NumPy columns before anything is sent."""
+"""Which records are wanted: options, asked of NumPy columns before anything is sent."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,10 +12,6 @@ from broker.transaction.events import EventKind
 from recovery.scan.kinds import Kinds
 from recovery.scan.records import Bools, Records
 
-if TYPE_CHECKING:
-    from pyspark.sql.datasource import Filter
-
-_NUMBERS = ("commitlog_offset", "store_timestamp_ms", "born_timestamp_ms", "queue_id", "queue_offset", "body_length")
 _ENDLESS = 1 << 63
 
 
@@ -63,43 +58,6 @@ class RecordFilter:
                 names = [topic.decode("utf-8", "replace") in self.topics for topic in kinds.topics]
                 wanted &= np.array(names, np.bool_)[kinds.codes]
         return wanted
-
-    def narrowed(self, filters: Iterable[Filter]) -> tuple[RecordFilter, list[Filter]]:
-        """With the filters that can be asked here, and those that Spark must ask itself."""
-        selection, rest = self, []
-        for one in filters:
-            narrower = selection._with(one)
-            if narrower is None:
-                rest.append(one)
-            else:
-                selection = narrower
-        return selection, rest
-
-    def _with(self, one: Filter) -> RecordFilter | None:
-        """With one filter more; None for one that this cannot ask."""
-        kind, attribute = type(one).__name__, tuple(getattr(one, "attribute", ()))
-        if len(attribute) != 1:
-            return None
-        name, value = str(attribute[0]), getattr(one, "value", None)
-        if kind in ("EqualTo", "In") and name in ("kind", "topic"):
-            return self._with_words(name, frozenset([value] if kind == "EqualTo" else value or ()))
-        if name in _NUMBERS and isinstance(value, int):
-            spans = {
-                "EqualTo": (value, value + 1),
-                "GreaterThan": (value + 1, _ENDLESS),
-                "GreaterThanOrEqual": (value, _ENDLESS),
-                "LessThan": (-_ENDLESS, value),
-                "LessThanOrEqual": (-_ENDLESS, value + 1),
-            }
-            if kind in spans:
-                return replace(self, ranges=(*self.ranges, (name, *spans[kind])))
-        return None
-
-    def _with_words(self, name: str, words: frozenset[Any]) -> RecordFilter | None:
-        if name == "topic":
-            return replace(self, topics=words if self.topics is None else self.topics & words)
-        known = words & frozenset(KINDS)
-        return replace(self, kinds=known if self.kinds is None else self.kinds & known)
 
 
 KINDS = tuple(kind.name.lower() for kind in EventKind)

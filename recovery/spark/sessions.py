@@ -205,7 +205,6 @@ def _settings(memory: str, *, local: bool) -> dict[str, str]:
         "spark.executor.memory": memory,
         "spark.log.level": "ERROR",
         "spark.ui.showConsoleProgress": "false",
-        "spark.sql.python.filterPushdown.enabled": "true",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.python.worker.faulthandler.enabled": "true",
         "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",

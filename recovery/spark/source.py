@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from recovery.spark.following import FollowingReader
 from recovery.spark.options import NAME, findings_schema, settings_of, spark_schema
-from recovery.spark.readers import FilteredReader, FindingsReader, RecordsReader
+from recovery.spark.readers import FindingsReader, RecordsReader
 from recovery.spark.selection import BadOption
 
 
@@ -35,7 +35,7 @@ class CommitLogSource(DataSource):
         return spark_schema()
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """With push-down when the option says that Spark's setting for it is on: else Spark refuses such a reader."""
+        """The records that the options choose, or the findings."""
         settings = settings_of(self.options)
         if settings.table == "findings":
             if (
@@ -43,8 +43,7 @@ class CommitLogSource(DataSource):
             ):  # Spark would fail at the first row, if there is one
                 raise BadOption("the table of findings has a schema of its own: give none, or use findings()")
             return FindingsReader(settings)
-        columns = _columns(schema)
-        return FilteredReader(settings, columns) if settings.pushdown else RecordsReader(settings, columns)
+        return RecordsReader(settings, _columns(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         settings = settings_of(self.options)

@@ -15,8 +15,6 @@ from recovery.spark.source import CommitLogSource
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
-
 
 def register(spark: SparkSession) -> None:
     """Make the format `rocketmq-commitlog` known to a session, and send its code to the executors, once.
@@ -44,15 +42,12 @@ def scan(
 ) -> DataFrame:
     """The records of a store as a table with these columns (None: all); options are those of docs/spark.md.
 
-    Filters on offsets, times, topics and kinds are asked where the records are read, if the session's setting
-    spark.sql.python.filterPushdown.enabled is true (`session` sets it). Raises BadOption for a column or an option
-    there is not, NotAStore for a wrong path.
+    The options choose records where they are read; a filter of the DataFrame is Spark's, which gets all of them first.
+    Raises BadOption for a column or an option there is not, NotAStore for a wrong path.
     """
     schema, texts = spark_schema(columns), _checked(path, options)
     register(spark)
-    pushdown = str(spark.conf.get(_PUSHDOWN, "false")).lower()
-    reader = spark.read.format(NAME).schema(schema).option("pushdown", pushdown)
-    return reader.options(**texts).load()
+    return spark.read.format(NAME).schema(schema).options(**texts).load()
 
 
 def findings(spark: SparkSession, path: str | os.PathLike[str], *, crc: bool = True, **options: Any) -> DataFrame:
