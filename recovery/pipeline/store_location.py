@@ -11,6 +11,7 @@ segments (`00000000000000000000.gz`, `.zst`, `.lz4`) are unpacked into a tempora
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
@@ -35,6 +36,7 @@ from recovery.scan.store_files import StoreFiles
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".lz4": "lz4"}
 _COPY_BYTES = 4 << 20
 _OF_HADOOP = ("s3a", "s3n")  # what Spark's own readers call it
+_OF_HADOOP_FORM = re.compile(r"([a-z][a-z0-9+.-]+):(/[^/].*)")  # as Spark prints a path: file:/data/shop.store
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +151,7 @@ def manifest_of(place: StoreLocation, store: StoreFiles) -> LogManifest:
 
 def _disk(path: str) -> tuple[Disk, str]:
     """The disk of a path or URI, and the path on it."""
+    _refuse_one_slash(path)
     if "://" not in path:  # not kept: a relative path leads elsewhere when the process changes its directory
         plain = path if path == os.sep else path.rstrip(os.sep)
         return ArchiveDisk(None), os.path.abspath(plain)
@@ -163,8 +166,16 @@ def _disk_of_uri(path: str) -> tuple[Disk, str]:
     return ArchiveDisk(filesystem), inside.rstrip("/")
 
 
+def _refuse_one_slash(path: str) -> None:
+    """Raises StoreError for `file:/data`: taken as a path it would be a directory called `file:` in the current one."""
+    if found := _OF_HADOOP_FORM.fullmatch(path):
+        text = f"{path} has one slash behind its scheme. Write {found[1]}://{found[2]}"
+        raise StoreError(f"{text}, or ./{path} for a directory of that name here", path=path)
+
+
 def filesystem_of(path: str) -> tuple[Any, str]:
     """The file system of a path or URI as pyarrow has it, and the path on it. Raises StoreError."""
+    _refuse_one_slash(path)
     if "://" not in path:
         return pafs.LocalFileSystem(), os.path.abspath(path)
     try:

@@ -17,6 +17,7 @@ import broker
 from broker.errors import BrokerError, CorruptStore, NotAStore, StoreError
 from recovery.pipeline.splits import plan
 from recovery.pipeline.store_location import StoreLocation
+from recovery.pipeline.transaction_files import check_out
 from recovery.scan import scan as local_scan
 from recovery.spark import findings, rebuild, register, scan, stream, transactions, verify
 from recovery.spark.options import NAME, OPTIONS, settings_of, spark_schema
@@ -332,6 +333,16 @@ def test_the_scheme_that_spark_has_for_s3_is_named() -> None:
     """Its own readers want s3a://, PyArrow knows s3:// alone."""
     with pytest.raises(StoreError, match=r"Unrecognized filesystem type .*\. Write s3://archive/shop\.store$"):
         StoreLocation("s3a://archive/shop.store").log()
+
+
+def test_the_form_in_which_spark_prints_a_path_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`file:/data` was a directory called `file:` in the current one: what was to be written landed there."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file:" / "shop.store" / "commitlog").mkdir(parents=True)
+    for act in (lambda: StoreLocation("file:/shop.store").log(), lambda: check_out("shop.store", "file:/shop.store")):
+        with pytest.raises(StoreError, match=r"Write file:///shop\.store, or \./file:/shop\.store for a directory"):
+            act()
+    StoreLocation("./file:/shop.store").log()
 
 
 def test_a_wrong_path_is_a_sentence() -> None:
