@@ -20,22 +20,20 @@ is not locked longer; there only the age of a half message protects a transactio
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from broker.database.arguments import check_table, is_async_engine, is_engine
-from broker.database.bound_ledger import COMMITTED, ROLLED_BACK, BoundLedger, advice
+from broker.database.bound_ledger import COMMITTED, ROLLED_BACK, BoundLedger
 from broker.database.ledger_binding import Binding, KnownLedgers, Transaction, binding_table
 from broker.database.ledger_identity import Execute, Observed, observe
 from broker.database.new_connection import go_to, home_if_elsewhere, using
 from broker.database.statements import Sql
 from broker.database.tables import IN_TRANSACTIONS, make_tables, make_tables_async
 from broker.enlisting.ledger_key import KEY_SIZE, LEDGER_KEY
-from broker.errors import BrokerError, TransactionError, shown
-from broker.log_fields import event
+from broker.errors import BrokerError, shown
 from broker.transaction.events import TransactionState
 
 if TYPE_CHECKING:
@@ -49,7 +47,6 @@ __all__ = ["COMMITTED", "ROLLED_BACK", "Ledger", "executor"]
 _SQLITE = "sqlite"
 _DIALECTS = (_SQLITE, "postgresql", "mysql", "mariadb")
 _TURN_S = 1.0
-_log = logging.getLogger("broker")
 
 
 class Ledger(BoundLedger):
@@ -156,21 +153,12 @@ class Ledger(BoundLedger):
         """
         from sqlalchemy.exc import SQLAlchemyError
 
-        self._known[store_id] = known
-        found = self._bound.get(store_id)
-        if found is not None and known.get(found.binding_id) is not None:
-            return
-        if self.is_async and self.dialect != _SQLITE:
+        if self._is_bound(store_id, known) or (self.is_async and self.dialect != _SQLITE):
             return
         try:
             self._bind(store_id, _transactions(self._without_loop()))
         except SQLAlchemyError as error:
-            _log.warning(
-                "%r cannot be asked whose ledger it is; the first transaction asks again: %s",
-                self,
-                error,
-                extra=event("ledger-away"),
-            )
+            self._does_not_answer_yet(error)
 
     def binding(self, store_id: str) -> Binding:
         """The binding of a store and this database, made if there is none. With an async engine call it within
@@ -184,9 +172,7 @@ class Ledger(BoundLedger):
         try:
             return self._bind(store_id, _transactions(self._engine))
         except SQLAlchemyError as error:
-            cause = " ".join(str(getattr(error, "orig", None) or error).split())[:200]
-            step = advice(cause, self.making_tables)
-            raise TransactionError(f"{self!r} cannot be asked whose ledger it is ({cause}). {step}") from error
+            raise self._unanswered(error) from error
 
     def look(self, execute: Execute) -> Observed:
         """Which database this is, read by `execute(statement)` on a connection. Raises what the database raises."""

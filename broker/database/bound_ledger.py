@@ -8,17 +8,21 @@ ConnectionLedger    by the driver alone: connections of sqlite3 and psycopg
 from __future__ import annotations
 
 import abc
+import logging
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from broker.database.ledger_binding import Binding, KnownLedgers, Transaction, bind
 from broker.database.ledger_identity import DatabaseIdentity, Execute, Observed
-from broker.errors import BrokerError
+from broker.errors import BrokerError, TransactionError
+from broker.log_fields import event
 from broker.transaction.events import TransactionState
 
 if TYPE_CHECKING:
     from broker.enlisting.enlistment import JoinableTransaction
+
+_log = logging.getLogger("broker")
 
 COMMITTED, ROLLED_BACK = int(TransactionState.COMMITTED), int(TransactionState.ROLLED_BACK)
 
@@ -117,6 +121,25 @@ class BoundLedger(abc.ABC):
         """The open transaction of such a target; None for anything else. Raises TransactionError without one."""
         return None
 
+    def _is_bound(self, store_id: str, known: KnownLedgers) -> bool:
+        """Whether a store, which remembers its ledgers in `known` from now on, knows this one as it is bound here."""
+        self._known[store_id] = known
+        found = self._bound.get(store_id)
+        return found is not None and known.get(found.binding_id) is not None
+
+    def _does_not_answer_yet(self, error: Exception) -> None:
+        text = "%r cannot be asked whose ledger it is; the first transaction asks again: %s"
+        _log.warning(text, self, error, extra=event("ledger-away"))
+
+    def _unanswered(self, error: Exception) -> TransactionError:
+        """The error of a transaction where the database did not say whose ledger it is, with the next step."""
+        cause = " ".join(str(getattr(error, "orig", None) or error).split())[:200]
+        step = f"Are its tables there? They are made by {self.making_tables}"
+        if "locked" in cause:  # SQLite: perhaps by the very transaction that the message is sent in
+            step = "make the producer when the program starts, before any transaction"
+            step = f"A transaction holds SQLite's lock: {step}"
+        return TransactionError(f"{self!r} cannot be asked whose ledger it is ({cause}). {step}")
+
     def _bind_again(self) -> None:
         """For producers that were made before the tables: within a transaction of SQLite's it would be too late."""
         for store_id, known in list(self._known.items()):
@@ -129,10 +152,3 @@ class BoundLedger(abc.ABC):
             known.remember(found, self.table)
         self._bound[store_id] = found
         return found
-
-
-def advice(cause: str, making_tables: str = BoundLedger.making_tables) -> str:
-    """The next step where a database does not say whose ledger it is."""
-    if "locked" in cause:  # SQLite: perhaps by the very transaction that the message is sent in
-        return "A transaction holds SQLite's lock: make the producer when the program starts, before any transaction"
-    return f"Are its tables there? They are made by {making_tables}"

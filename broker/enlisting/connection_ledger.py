@@ -22,7 +22,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, cast
 
 from broker.database.arguments import check_table
-from broker.database.bound_ledger import BoundLedger, advice
+from broker.database.bound_ledger import BoundLedger
 from broker.database.ledger_binding import Binding, KnownLedgers, Transaction
 from broker.database.ledger_identity import DatabaseIdentity, Execute, Observed, difference, observe
 from broker.database.statements import Sql, quoted
@@ -146,21 +146,14 @@ class ConnectionLedger(BoundLedger):
         A database that does not answer is asked again before the first transaction. Raises as `create_all` but for what
         the database raises, which is logged; StoreError for a file of the store that is damaged.
         """
-        self._known[store_id] = known
-        found = self._bound.get(store_id)
-        if found is not None and known.get(found.binding_id) is not None:
+        if self._is_bound(store_id, known):
             return
         try:
             self._bind(store_id, self._transaction)
         except BrokerError:
             raise
         except Exception as error:  # noqa: BLE001 - each driver has errors of its own
-            _log.warning(
-                "%r cannot be asked whose ledger it is; the first transaction asks again: %s",
-                self,
-                error,
-                extra=event("ledger-away"),
-            )
+            self._does_not_answer_yet(error)
 
     def binding(self, store_id: str) -> Binding:
         """The binding of a store and this database, made if there is none.
@@ -176,8 +169,7 @@ class ConnectionLedger(BoundLedger):
         except BrokerError:
             raise
         except Exception as error:
-            cause = " ".join(str(error).split())[:200]
-            raise TransactionError(f"{self!r} cannot be asked whose ledger it is ({cause}). {advice(cause)}") from error
+            raise self._unanswered(error) from error
 
     def look(self, execute: Execute) -> Observed:
         """Which database this is, read by `execute(statement)` on a connection. Raises what the database raises."""
