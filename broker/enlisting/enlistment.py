@@ -18,7 +18,7 @@ import enum
 import logging
 import os
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
@@ -248,43 +248,43 @@ class Enlistment:
         """
         self.check()
         self.wait_durable()
-        for branch in self._vanished(connection):
+        vanished = self._vanished(connection)
+        for branch in vanished:
             if branch.savepoint is None:
                 raise TransactionError(
                     f"the ledger row {branch.key} is gone from its own transaction, which was rolled back past the "
                     "session: nothing more is saved"
                 )
-            self.branches.remove(branch)
-            _discard(branch)
+        self.branches = [branch for branch in self.branches if branch not in vanished]
+        for branch in vanished:
+            discard(branch.service, branch.halves)
         for branch in self.branches:
             if branch.halves and not branch.is_inserted:
                 branch.rows.insert(connection, branch.key, branch.producer_group, branch.store_id)
                 branch.is_inserted = True
         self.stage = Stage.SEALED
 
-    def _vanished(self, connection: Any) -> list[Branch]:
-        """The branches whose rows were inserted and are not there."""
+    def _vanished(self, connection: Any) -> dict[Branch, None]:
+        """The branches whose rows were inserted and are not there, in order: there may be a hundred thousand."""
         inserted = [branch for branch in self.branches if branch.is_inserted]
         if not inserted:
-            return []
+            return {}
         present: set[str] = set()
         for rows in {id(branch.rows): branch.rows for branch in inserted}.values():
             present |= rows.present(connection, [branch.key for branch in inserted if branch.rows is rows])
-        return [branch for branch in inserted if branch.key not in present]
+        return dict.fromkeys(branch for branch in inserted if branch.key not in present)
 
     # The end
 
     def committed(self) -> None:
         """Deliver every message; what cannot be ended now is left to check-back, which ends it the same way."""
         if self._ends(Stage.COMMITTED):
-            for branch in self.branches:
-                _deliver(branch)
+            self._end_each({})
 
     def rolled_back(self) -> None:
         """Never deliver the messages; likewise."""
         if self._ends(Stage.ROLLED_BACK):
-            for branch in self.branches:
-                _discard(branch)
+            self._end_each(dict.fromkeys(self.branches))
 
     def rolled_back_by(self, connection: Any) -> None:
         """The same after a ROLLBACK on a connection that still works, once it is sure that nothing was committed.
@@ -301,8 +301,7 @@ class Enlistment:
                 self._ids("delivered, since their ledger row is saved:"),
                 extra=event("commit-unseen", **self._fields()),
             )
-            for branch in self.branches:
-                _discard(branch) if branch in vanished else _deliver(branch)
+            self._end_each(vanished)
 
     def ended_by_application(self, connection: Any) -> None:
         """The same where the application may end its transaction without the adapter: by its rows, whichever way.
@@ -311,8 +310,12 @@ class Enlistment:
         """
         vanished = self._vanished(connection)
         if self._ends(Stage.ROLLED_BACK if len(vanished) == len(self.branches) else Stage.COMMITTED):
-            for branch in self.branches:
-                _discard(branch) if branch in vanished else _deliver(branch)
+            self._end_each(vanished)
+
+    def _end_each(self, vanished: Container[Branch]) -> None:
+        """Discard the messages of these branches, and deliver those of all others."""
+        for branch in self.branches:
+            (discard if branch in vanished else deliver)(branch.service, branch.halves)
 
     def leave(self, why: str) -> None:
         """Let check-back find out how the transaction ended."""
@@ -357,14 +360,6 @@ class Enlistment:
         halves = self.halves
         rest = f" and {len(halves) - _LOGGED:,} more" if len(halves) > _LOGGED else ""
         return f"{what} {', '.join(half.message_id for half in halves[:_LOGGED]) or 'no message'}{rest}"
-
-
-def _deliver(branch: Branch) -> None:
-    deliver(branch.service, branch.halves)
-
-
-def _discard(branch: Branch) -> None:
-    discard(branch.service, branch.halves)
 
 
 def deliver(service: HalfMessageService, halves: Iterable[Half]) -> None:
