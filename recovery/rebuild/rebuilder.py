@@ -225,10 +225,7 @@ class Rebuilding:
     def _build_arguments(
         self, files: StoreFiles, directory: str
     ) -> tuple[StoreFiles, StoreLayout, str, Disk, IndexingRule]:
-        return files, sizes_of(files, self.disk), directory, self.disk, self._rule(files)
-
-    def _rule(self, files: StoreFiles) -> IndexingRule:
-        return index_rule(files, ours=self.ours)
+        return files, sizes_of(files, self.disk), directory, self.disk, index_rule(files, ours=self.ours)
 
     def _read(self, build: Build, files: StoreFiles, end: int | None = None) -> None:
         """The first pass, which is the long one; what is appended meanwhile follows by `_scan`."""
