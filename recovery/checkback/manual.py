@@ -19,6 +19,7 @@ from typing import Any
 from broker.enlisting.ledger_key import LEDGER_KEY
 from broker.errors import AlreadyEnded, BrokerError, CorruptStore, TransactionError
 from broker.format.java import decode_message_id
+from broker.format.properties import decimal
 from broker.live import LiveStore
 from broker.store.shared.control import Word
 from broker.transaction.ends import check_extra
@@ -97,8 +98,8 @@ def find(store: LiveStore, ids: Sequence[str]) -> list[Half]:
 
 def _offset(text: str) -> int | None:
     """The CommitLog offset that a number or an offset message id says."""
-    if text.isascii() and text.isdecimal() and len(text) < 20:
-        return int(text)
+    if (number := decimal(text, 19)) is not None:
+        return number
     try:
         return decode_message_id(text)[1]
     except (BrokerError, ValueError):

@@ -16,6 +16,7 @@ from itertools import islice, product
 from typing import Any, NamedTuple
 
 from broker.errors import BrokerError
+from broker.format.properties import decimal
 from recovery.durations import parse_duration
 
 DEFAULT_TOPIC = "*"
@@ -175,9 +176,10 @@ def immunity_ms(text: str | None, rule: Rule) -> int:
     `text` is its CHECK_IMMUNITY_TIME_IN_SECONDS. None, what is not a number, or below zero, counts as not asked.
     RocketMQ: TransactionalMessageServiceImpl.getImmunityTime (5.3.3).
     """
-    if text is None or not (text.isascii() and text.isdecimal() and len(text) < 19):
+    asked_s = decimal(text or "")
+    if asked_s is None:
         return rule.first_check_after_ms
-    asked_ms = int(text) * 1000
+    asked_ms = asked_s * 1000
     return asked_ms if rule.immunity_most_ms is None else min(asked_ms, rule.immunity_most_ms)
 
 

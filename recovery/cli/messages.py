@@ -16,6 +16,7 @@ from broker.enlisting.ledger_key import LEDGER_KEY
 from broker.errors import CorruptRecord, CorruptStore, TransactionError
 from broker.format.config import DEFAULT_QUEUES, MESSAGE_TYPE_ATTRIBUTE, TopicConfig
 from broker.format.java import decode_message_id
+from broker.format.properties import decimal
 from broker.format.sysflag import TransactionType
 from broker.message import ReceivedMessage
 from broker.transaction.events import BY, WHY, TransactionState
@@ -272,8 +273,8 @@ def _check_no_ledger(store: broker.LiveStore, half: broker.Half, decision: str) 
 
 def find_half(store: broker.LiveStore, name: str) -> broker.Half:
     """The half message of a CommitLog offset, a unique key, or an offset message id. Raises TransactionError."""
-    if name.isascii() and name.isdigit() and len(name) < 20:
-        return store.transactions.half(int(name))
+    if (offset := decimal(name, 19)) is not None:
+        return store.transactions.half(offset)
     damaged: list[CorruptStore] = []  # the others can be ended all the same
     for half in store.transactions.in_doubt(damaged=damaged):
         if half.unique_key == name:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from broker.errors import BrokerError
+from broker.format.properties import decimal
 from broker.transaction.events import EventKind
 from recovery.scan.kinds import Kinds
 from recovery.scan.records import Bools, Records
@@ -93,9 +94,9 @@ def whole_number(options: Mapping[str, str], name: str, default: int) -> int:
     text = str(options.get(name, "")).strip()
     if not text:
         return default
-    if not (text.isascii() and text.isdigit()):
-        raise BadOption(f"the option {name} is a whole number of zero or more, not {text!r}")
-    return int(text)
+    if (number := decimal(text, 19)) is None:
+        raise BadOption(f"the option {name} is a whole number of zero or more, not {text!r:.60}")
+    return number
 
 
 def truth(options: Mapping[str, str], name: str) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 from broker.consuming.group.positions import Positions, Start
 from broker.errors import BrokerError
+from broker.format.properties import decimal
 from broker.live import LiveStore
 from broker.store.disk.files import Disk
 from broker.store.read.config import read_subscription_groups
@@ -74,8 +75,8 @@ def place(text: str) -> Start | int:
     """first, last, a time in ISO 8601 with a zone or Z, or a queue offset. Raises BrokerError."""
     if text in ("first", "last"):
         return Start(text)
-    if text.isdecimal() and len(text) < 20:
-        return int(text)
+    if (queue_offset := decimal(text, 19)) is not None:
+        return queue_offset
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:

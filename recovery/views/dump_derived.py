@@ -20,6 +20,7 @@ from broker.format.consumequeue import BatchUnit, Unit
 from broker.format.index import IndexHeader, IndexItem, key_hash, key_hash_3_0
 from broker.format.kinds.rocksdb_queue import QueueValue
 from broker.format.layout import Layout
+from broker.format.properties import decimal
 from broker.format.redolog import is_prepared
 from broker.format.statetable import STATES, Slot
 from broker.format.sysflag import TransactionType
@@ -46,17 +47,17 @@ def dump_queue(path: str, name: str, selection: DumpSelection) -> Iterator[DumpE
     topic, _, queue = name.rpartition("/")
     in_rocksdb = files.rocksdb_queues.ends.keys() if files.rocksdb_queues is not None else ()
     queues = sorted({*files.queues(), *files.batch_queues(), *in_rocksdb})
-    if not queue.isdecimal() or (topic, int(queue)) not in queues:
+    if (queue_id := decimal(queue)) is None or (topic, queue_id) not in queues:
         of_topic = [f"{one}/{number}" for one, number in queues if one == (topic or name)]
         others = of_topic or [f"{one}/{number}" for one, number in queues]
-        raise no_such(f"ConsumeQueue {name!r}: give TOPIC/QUEUE", path, others)
-    in_files = UnitFile(files.queue(topic, int(queue)), Unit.DTYPE)
+        raise no_such(f"ConsumeQueue {name!r:.80}: give TOPIC/QUEUE", path, others)
+    in_files = UnitFile(files.queue(topic, queue_id), Unit.DTYPE)
     units: NumberedUnits = in_files
     layout: type[Layout] = Unit
-    if (topic, int(queue)) in files.batch_queues():
-        units, layout = files.batch_units(topic, int(queue)), BatchUnit
+    if (topic, queue_id) in files.batch_queues():
+        units, layout = files.batch_units(topic, queue_id), BatchUnit
     elif files.rocksdb_queues is not None and not in_files:
-        units, layout = RocksDBUnits(files.rocksdb_queues, topic, int(queue)), QueueValue
+        units, layout = RocksDBUnits(files.rocksdb_queues, topic, queue_id), QueueValue
     return selection.first(_values(units, layout, selection, lambda unit: _say_unit(topic, unit)))
 
 

@@ -29,8 +29,8 @@ _SHOWN_APART = ("what", "commitlog_offset", "stored_ms")
 
 def records_of(store: broker.Store, identifier: str) -> list[Record]:
     """All records that an identifier means, in log order; none where nothing is found."""
-    if identifier.isascii() and identifier.isdecimal() and len(identifier) < 20:
-        record = _record_at(store, int(identifier))
+    if (commitlog_offset := names.decimal(identifier, 19)) is not None:
+        record = _record_at(store, commitlog_offset)
         return [record] if record is not None else []
     record = _by_message_id(store, identifier)
     return [record] if record is not None else by_unique_key(store, identifier)

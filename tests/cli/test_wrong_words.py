@@ -156,3 +156,24 @@ def test_words_that_would_be_ignored_are_refused(
     ran = command(capsys, words[0], store, *words[1:])
     assert (ran.code, ran.out) == (2, "")
     assert sentence in " ".join(ran.err.split())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "dump STORE consumequeue orders/DIGITS",
+        "follow 127.0.0.1:DIGITS copy --once",
+        "follow 127.0.0.1:1 copy --once --from DIGITS",
+        "page STORE --listen 127.0.0.1:DIGITS",
+        "consumer STORE group --topic orders --reset DIGITS",
+    ],
+)
+def test_more_digits_than_a_number_has_are_refused(
+    words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python reads no number of 4,300 digits: that was called a defect of checkback."""
+    broker.open(tmp_path / "store").close()
+    names = {"STORE": str(tmp_path / "store"), "copy": str(tmp_path / "copy")}
+    ran = command(capsys, *(names.get(word, word.replace("DIGITS", "9" * 5000)) for word in words.split()))
+    assert ran.code == 2
+    assert "defect" not in ran.err

@@ -6,8 +6,10 @@ import json
 import threading
 from typing import TYPE_CHECKING, Annotated
 
+from broker.format.properties import decimal
 from recovery.cli.declaration import Argument, BadParameter, Exit, Option, VerbGroup
-from recovery.cli.shared import FINDINGS, AsJson, LogOrNone, examples, fail, listing
+from recovery.cli.shared import FINDINGS, AsJson, LogOrNone, bytes_of, examples, fail, listing
+from recovery.cli.shared import seconds as seconds_of
 from recovery.cli.terminal.log_lines import log_to_stderr
 from recovery.cli.terminal.output import show_now, warn
 from recovery.interrupts import stopped_by_signal
@@ -63,9 +65,9 @@ def follow(
     from recovery.following.metrics_page import StatusPage
     from recovery.following.status import FollowerStatus
 
-    options = FollowOptions(
-        start=_start(start), segment_bytes=_size(segment_bytes), keep_s=_age(keep), acknowledges=acknowledge
-    )
+    wanted = None if segment_bytes is None else bytes_of("--segment-bytes", segment_bytes)
+    keep_s = None if keep is None else seconds_of("--keep", keep)
+    options = FollowOptions(start=_start(start), segment_bytes=wanted, keep_s=keep_s, acknowledges=acknowledge)
     if seconds is not None:
         timer = threading.Timer(seconds, stopped.set)
         timer.daemon = True
@@ -117,24 +119,9 @@ def _await_master(master: str, store: str, options: FollowOptions, stopped: thre
 def _start(text: str) -> str | int:
     if text in ("last", "first"):
         return text
-    if text.isascii() and text.isdigit():
-        return int(text)
+    if (commitlog_offset := decimal(text, 19)) is not None:
+        return commitlog_offset
     raise BadParameter("last, first, or the CommitLog offset of a segment", param_hint="--from")
-
-
-def _size(text: str | None) -> int | None:
-    from recovery.humanize import parse_size
-
-    try:
-        return None if text is None else parse_size(text)
-    except ValueError as error:
-        raise BadParameter(str(error), param_hint="--segment-bytes") from None
-
-
-def _age(text: str | None) -> float | None:
-    from recovery.jobs.setup import parse_retention
-
-    return None if text is None else parse_retention(text, None, None, None, even_unread=False).keep_s
 
 
 def register(app: VerbGroup) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
+from broker.format.properties import decimal
 from recovery.cli.declaration import Argument, BadParameter, Option, VerbGroup
 from recovery.cli.shared import LogOrNone, examples, listing, secret
 from recovery.cli.terminal.log_lines import log_to_stderr
@@ -146,10 +147,10 @@ def _named_apart(stores: Sequence[PageStore]) -> list[PageStore]:
 
 
 def _address(listen: str) -> tuple[str, int]:
-    host, _, port = listen.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise BadParameter(f"{listen!r} is not HOST:PORT, as 127.0.0.1:8090", param_hint="--listen")
-    return host.strip("[]"), int(port)
+    host, _, number = listen.rpartition(":")
+    if not host or (port := decimal(number, 5)) is None or port > 65535:
+        raise BadParameter(f"{listen!r:.60} is not HOST:PORT, as 127.0.0.1:8090", param_hint="--listen")
+    return host.strip("[]"), port
 
 
 def _shown(host: str) -> str:

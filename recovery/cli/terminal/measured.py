@@ -6,6 +6,7 @@ import contextlib
 import tempfile
 from collections.abc import Iterator
 
+from broker.format.properties import decimal
 from recovery.cli.declaration import BadParameter
 from recovery.cli.terminal.output import warn
 
@@ -33,7 +34,7 @@ def measured(address: str | None, into: str | None) -> Iterator[str | None]:
 
 
 def _host_and_port(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if not (port.isascii() and port.isdigit() and int(port) <= 65_535):
+    host, _, number = text.rpartition(":")
+    if (port := decimal(number, 5)) is None or port > 65_535:
         raise BadParameter(f"HOST:PORT such as 127.0.0.1:9464, not {text!r:.60}", param_hint="--metrics")
-    return host or "127.0.0.1", int(port)
+    return host or "127.0.0.1", port
