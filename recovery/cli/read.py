@@ -1,4 +1,4 @@
-"""The verbs that only look, and `salvage`, which copies: `verify pending info dump salvage`."""
+"""The verbs that only look, and `salvage`, which copies: `verify pending info trace dump salvage`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from enum import StrEnum
+from itertools import chain
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -108,7 +109,7 @@ def pending(
     asked = _checks(store)
     rest = (
         replace(half, checks=half.checks + asked.get(half.commitlog_offset, 0)) if asked else half
-        for half in (halves if first is None else _chain(first, halves))
+        for half in chain([] if first is None else [first], halves)
     )
     if as_json:
         print_json_list(half.as_json(with_state=parked) for half in rest)
@@ -353,11 +354,6 @@ def _checks(store: str) -> dict[int, int]:
     except BrokerError as error:
         warn(f"{error}. So the checks are those of the half messages alone")
         return {}
-
-
-def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
-    yield first
-    yield from rest
 
 
 _EXAMPLES: dict[Callable[..., None], str] = {

@@ -178,9 +178,10 @@ def setup(
     resolvers: Mapping[str, Mapping[str, Any]] | None = None,
     policy: Mapping[str, Any] | None = None,
 ) -> Setup:
-    """Who is asked, and when. `resolvers` is by producer group; `ledger` (a SQLAlchemy URL) or `resolver`
+    """Who is asked, and when. Raises BrokerError.
 
-    (module:function, or a URL) is for all groups that it does not name. Raises BrokerError.
+    `resolvers` is by producer group; `ledger` (a SQLAlchemy URL) or `resolver` (module:function, or a URL) is for all
+    groups that it does not name.
     """
     from recovery.checkback.config import EVERY_GROUP, Setup
     from recovery.checkback.policy import parse_policy
