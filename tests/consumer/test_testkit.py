@@ -76,6 +76,22 @@ def test_a_lost_commit_took_effect_or_not(engine: Engine, lose_the_commit: Losin
     assert count(engine) == committed + 1
 
 
+@pytest.mark.parametrize("name", ["checkback-check", "checkback-cluster-check_0"])
+def test_a_commit_of_check_back_is_not_the_one_that_is_lost(engine: Engine, lose_the_commit: Losing, name: str) -> None:
+    def check() -> None:
+        with engine.begin() as connection:
+            connection.execute(text("SELECT 1"))
+
+    with lose_the_commit(engine, committed=True), Session(engine) as session:
+        thread = threading.Thread(target=check, name=name)
+        thread.start()
+        thread.join()
+        session.execute(text("INSERT INTO orders VALUES (1)"))
+        with pytest.raises(DBAPIError, match="lost"):
+            session.commit()
+    assert count(engine) == 1
+
+
 def test_a_block_without_a_commit_is_no_test(engine: Engine, lose_the_commit: Losing) -> None:
     with pytest.raises(AssertionError, match="no COMMIT"), lose_the_commit(engine, committed=True):
         pass
