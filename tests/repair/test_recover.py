@@ -24,7 +24,7 @@ from recovery.jobs import tasks
 from recovery.repair import crash
 from recovery.verify.verifier import verify
 from tests.house.tree import ROOT
-from tests.jobs.shops import killed_shop
+from tests.jobs.shops import killed_shop, tree
 from tests.store.build import record
 from tests.store.crashed import abandoned, offsets, write_at
 from tests.store.filled import SMALL, assert_right, fill, half
@@ -192,3 +192,29 @@ def test_the_page_has_the_table_of_cases() -> None:
         assert f"| {case.label} | {case.sentence} | {case.verdict.value} |" in page, case.label
     for kind, sentence in DIFFERENCES.items():
         assert f"| {kind} | {sentence} |" in page, kind
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "why"),
+    [
+        (
+            '{"version": 3, "sizes": []}',
+            StoreError,
+            "a version of checkback that this one does not know (3): update it",
+        ),
+        ('{"version": 1', CorruptStore, "is damaged"),
+    ],
+)
+def test_a_store_of_ours_is_not_called_another_programs(
+    text: str, error: type[Exception], why: str, tmp_path: Path
+) -> None:
+    """Of a later version, or with a damaged store.json: the advice was to take it over, and Airflow's plan said so."""
+    path = closed(tmp_path / "shop")
+    (path / "checkback/store.json").write_text(text)
+    before = tree(path)
+    for words in (["recover", path], ["recover", path, "--apply", "--broker-is-stopped"]):
+        ran = run(*words)
+        assert (type(ran.exception), why in str(ran.exception)) == (error, True), ran.output
+    with pytest.raises(error):
+        tasks.plan_recovery(str(path), take_over=True)
+    assert tree(path) == before

@@ -146,16 +146,15 @@ class StoreFile:
         """Raises CorruptStore for bytes that are damaged, StoreError for a version that this one does not know."""
         try:
             content = json.loads(raw)
-            version, store_id = content["version"], f"{int(content['id'], 16):032x}"
-            layout = StoreLayout(**content["layout"])
-            transactions = str(content["transactions"]) if version == _VERSION_OF_ENGINE else STATE_TABLE
+            version = content["version"]
+            if version in (_VERSION, _VERSION_OF_ENGINE):
+                transactions = str(content["transactions"]) if version == _VERSION_OF_ENGINE else STATE_TABLE
+                return cls(f"{int(content['id'], 16):032x}", StoreLayout(**content["layout"]), transactions)
         except (KeyError, TypeError, ValueError, RecursionError, BrokerError) as error:
             text = f"{path} is damaged ({_reason(error)}). Put it back from a copy of the store"
             raise CorruptStore(text, path=path) from error
-        if version not in (_VERSION, _VERSION_OF_ENGINE):
-            text = f"{path} was made by a version of checkback that this one does not know ({version}): update it"
-            raise StoreError(text, path=path)
-        return cls(store_id, layout, transactions)
+        text = f"{path} was made by a version of checkback that this one does not know ({version!s:.40}): update it"
+        raise StoreError(text, path=path)  # whatever else the file holds, which is that version's to say
 
     def encode(self) -> bytes:
         """The bytes of the file."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
 from broker.store.disk.store_lock import is_held
-from broker.store.read.layout import StoreLayout, read_layout, read_store_file
+from broker.store.read.layout import StoreLayout, read_store_file
 from broker.store.read.log_reader import LogReader
 from broker.store.read.segments import is_base
 from broker.store.recover.lost_derived import lost_derived_file
@@ -94,9 +94,14 @@ class Survey:
 
 
 def survey(path: str, disk: Disk, *, alone: bool = False) -> Survey:
-    """Look at a store. `alone`: the caller itself holds the lock. Raises StoreError where this user may not look."""
+    """Look at a store. `alone`: the caller itself holds the lock.
+
+    Raises StoreError where this user may not look, and for a store that a later version made; CorruptStore where
+    store.json is damaged: without it the store would be another program's, whose broker recovers it.
+    """
     paths = Paths(path)
-    layout = read_layout(disk, paths)
+    file = read_store_file(disk, paths)
+    layout = file.layout if file else None
     closed = disk.entry(paths.abort) is None
     in_use = not alone and is_held(paths.lock, disk)
     if layout is None:
