@@ -247,9 +247,10 @@ def recheck(
     if catalog is not None and not dry_run:  # first: one that is taken back with its old count is parked again at once
         catalog.remember((), [half.commitlog_offset for half in halves])
     found, parked = [], store.transactions.parked()
+    done = "dry run: nothing was done" if dry_run else ""
     for half in halves:
         is_taken_back = half.commitlog_offset in parked and (dry_run or store.transactions.unpark(half, why))
-        result = ("unparked", "") if is_taken_back else ("unchanged", "it was not parked")
+        result = ("unparked", done) if is_taken_back else ("unchanged", "it was not parked")
         found.append(_resolution(half, *result))
     return found
 

@@ -246,7 +246,9 @@ def resolve(
 def recheck(
     store: Store,
     ids: Ids = None,
-    why: Why = "rechecked manually",
+    why: Annotated[
+        str, Option("--why", metavar="TEXT", help="The reason; stored in the record that takes a parked one back.")
+    ] = "rechecked manually",
     all_parked: AllParked = False,
     topic: Topic = None,
     group: Group = None,

@@ -191,7 +191,7 @@ def test_recheck_takes_back_what_is_parked_and_counts_anew(in_doubt: tuple[Path,
     run("check-back", path, "--call", "builtins:repr")  # says what means nothing: unknown
     park(path, halves[:1])
     code, dry = run("recheck", path, "--all-parked", "--dry-run", "--json")
-    assert [one["result"] for one in dry] == ["unparked"]
+    assert [(one["result"], one["why"]) for one in dry] == [("unparked", "dry run: nothing was done")]
     assert states(path, halves)[0] == "PARKED"
     code, done = run("recheck", path, *(half.message_id for half in halves), "--json")
     assert (code, [one["result"] for one in done]) == (WELL, ["unparked", "unchanged", "unchanged"])
