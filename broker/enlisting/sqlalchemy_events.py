@@ -297,13 +297,13 @@ def _after_commit(session: Session) -> None:
 
 def _on_rollback(connection: Connection) -> None:
     """Just before the driver's ROLLBACK."""
-    enlistment = of_connection.pop(connection, None)
-    if enlistment is None or not enlistment.is_of(connection.get_transaction()):
+    if (joined := of_connection.pop(connection, None)) is None or not joined.is_of(connection.get_transaction()):
         return
     try:
-        _roll_back(connection, enlistment)
+        _roll_back(connection, joined)
     except Exception as error:  # noqa: BLE001 - a broken connection cannot say how its transaction ended
-        enlistment.leave(f"the database does not say whether the transaction was rolled back ({_short(error)})")
+        why = "its connection was given up before" if connection.invalidated else _short(error)
+        joined.leave(f"the database does not say whether the transaction was rolled back ({why})")
 
 
 def _roll_back(connection: Connection, enlistment: SessionEnlistment) -> None:

@@ -320,3 +320,16 @@ def test_a_store_that_was_closed_before_the_delivery_leaves_it_to_check_back(tmp
     engine.dispose()
     with broker.open(tmp_path / "store") as again:
         assert len(again.transactions.in_doubt_slots()) == 1
+
+
+def test_a_rollback_behind_a_connection_that_was_given_up_is_logged_in_our_words(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As each await that is cancelled ends. The line quoted SQLAlchemy, which asks for the rollback that this was."""
+    with Session(desk.engine) as session:
+        desk.buy(session, 1)
+        session.connection().invalidate()
+        session.rollback()
+    assert "its connection was given up before" in caplog.text
+    assert "Please rollback" not in caplog.text
+    assert desk.judge() == (set(), set())
