@@ -241,8 +241,7 @@ def _check(context: ServerContext, header: PullMessageRequestHeader) -> None:
     may_broadcast = config.consume_broadcast_enable or header.sys_flag & PULL_SUBSCRIPTION
     if not may_broadcast and context.clients.is_broadcast(group):
         raise Refused(ResponseCode.NO_PERMISSION, f"the consumer group[{group}] can not consume by broadcast way")
-    found = context.store.topic(topic)
-    if found is None:
+    if (found := context.store.topic(topic)) is None:
         raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist, apply first please!")
     if not found.perm & PERM_READ:
         raise Refused(ResponseCode.NO_PERMISSION, f"the topic[{topic}] pulling message is forbidden")
