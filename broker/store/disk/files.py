@@ -20,6 +20,7 @@ import os
 import re
 import stat
 from dataclasses import dataclass
+from shlex import quote
 
 from broker.errors import StoreError
 from broker.store.disk import platform_info as machine
@@ -394,5 +395,5 @@ def _wrong_size(path: str, found: int, size: int) -> StoreError:
     text = f"{path} has {found} bytes where {size} are expected"
     if found > size:
         return StoreError(f"{text}: another program made it", path=path)
-    text = f"{text}: it was cut. Put it back from a backup, or give it its size again with: truncate -s {size} {path}"
+    text = f"{text}: it was cut. Put it back from a backup, or give it its size: truncate -s {size} {quote(path)}"
     return StoreError(f"{text}. See what is missing then with: checkback verify STORE", path=path)
