@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from airflow.cli.commands import standalone_command
+from airflow.configuration import write_default_airflow_configuration_if_needed
 
 _SERVE_LOGS = ("scheduler", "triggerer")
 
@@ -24,5 +25,8 @@ class _Component(standalone_command.SubCommand):
 
 
 if __name__ == "__main__":
+    # As Airflow's command line does first. Else each component writes airflow.cfg, with a key of its own for what
+    # connections hide, or reads the empty file of another and has no key.
+    write_default_airflow_configuration_if_needed()
     standalone_command.SubCommand = _Component
     standalone_command.StandaloneCommand().run()
