@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from shlex import quote
 from typing import Any
 
@@ -98,9 +99,14 @@ def has_topic(path: str, topic: str) -> bool:
             return True
 
 
-def queues_up_to(path: str) -> int | None:
-    """The CommitLog offset up to which the queues are on disk; None where all are. Raises NotAStore, CorruptStore."""
-    return StoreFiles.open(path).rocksdb_up_to
+def queues_up_to(path: str, topic: str) -> int | None:
+    """The CommitLog offset up to which the queues of a topic are on disk for certain; None where they are in files.
+
+    Raises NotAStore, CorruptStore; NoRocksDB for queues that only the extra can read.
+    """
+    files = StoreFiles.open(path)
+    is_in_files = any(name == topic for name, _ in chain(files.queues(), files.batch_queues()))
+    return None if is_in_files else files.rocksdb_up_to
 
 
 def _positions(store: broker.Store, topic: str, begin: str, last: int) -> dict[int, int]:

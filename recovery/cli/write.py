@@ -86,9 +86,9 @@ def tail(
     if not sending.has_topic(store, topic):
         more = "waiting for it" if follow else f"see those that it has with: checkback topic {quote(store)}"
         warn(f"{store} has no topic {topic}: {more}")
-    if (up_to := sending.queues_up_to(store)) is not None:
+    if (up_to := sending.queues_up_to(store, topic)) is not None:
         more = f"see all of it with: checkback find {quote(store)} --topic {quote(topic)}"
-        warn(f"what came behind CommitLog offset {up_to:,} was in the memory of the broker, not in its RocksDB: {more}")
+        warn(f"anything behind CommitLog offset {up_to:,} was in the memory of the broker, not in its RocksDB: {more}")
     messages = sending.tail(store, topic, begin, last=lines, follow=follow)
     if as_json and not follow:
         print_json_list(sending.message_json(message) for message in messages)

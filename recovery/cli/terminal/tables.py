@@ -197,7 +197,7 @@ def information(info: Info) -> Iterator[Shown]:
         yield f"timers        {_timers(info.timers)}"
     if info.queues_up_to is not None:
         up_to = f"up to CommitLog offset {info.queues_up_to:,}"
-        yield f"queues        in a RocksDB, {up_to}: newer units were in the memory of the broker"
+        yield f"queues        in a RocksDB, {up_to}: any newer units were in the memory of the broker"
     yield from _queues(info.queues)
     yield from _groups(info.groups)
     if info.damages:
