@@ -153,6 +153,23 @@ def test_what_is_due_later_than_the_wheel_says_or_is_not_in_it_is_counted_apart(
     assert "timers        3 records of rmq_sys_wheel_timer not in the wheel yet\n" in ran.out
 
 
+def test_what_takes_back_and_is_rolled_alone_makes_no_count_below_zero(
+    timed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The message was put into the wheel again since, and is not rolled any more: info spoke of -1 messages."""
+    log = timed / "timerlog" / f"{0:020}"
+    waiting = {one.commitlog_offset for one in timers(str(timed))}
+    raw = log.read_bytes()
+    units = range(0, len(raw) - TimerUnit.SIZE + 1, TimerUnit.SIZE)
+    at = next(at for at in units if TimerUnit.unpack_from(raw, at).commitlog_offset in waiting)
+    unit = TimerUnit.unpack_from(raw, at)
+    _overwrite(log, at, replace(unit, magic=unit.magic | ROLLED | DELETES).pack())
+    counted = look(timed).timers
+    assert counted is not None
+    assert (counted.waiting, counted.rolled) == (15, 0)
+    assert "timers        15 messages, due " in command(capsys, "info", timed).out
+
+
 def _slots(path: Path) -> list[int]:
     """Where the slots in use lie that are not read yet."""
     raw = (path / "timerwheel").read_bytes()

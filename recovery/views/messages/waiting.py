@@ -108,7 +108,7 @@ def count_timers(path: str, queue_offsets: tuple[int, int]) -> TimerCounts:
             rolled += number
         else:
             due[entry.due_ms] += number
-    due = +due
+    due, rolled = +due, max(rolled, 0)  # what takes a message back may be rolled where that is not any more
     first, end = queue_offsets
     behind = max(0, end - max(first, wheel.check.queue_offset))
     return TimerCounts(due.total() + rolled, min(due, default=0), max(due, default=0), rolled, behind)
