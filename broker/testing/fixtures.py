@@ -44,7 +44,7 @@ SMALL = StoreLayout(
 )
 """Files for a test: a store takes a few megabytes, and its files fill up soon enough to be changed."""
 
-_OF_CHECK_BACK = re.compile(r"checkback-check|checkback-cluster-check_\d+")  # its threads, of a store and of a cluster
+_OF_CHECK_BACK = re.compile(r"checkback-(check|ask .*|cluster-check_\d+)", re.DOTALL)  # threads, by their names
 _AHEAD_MAX_S = 1e10
 _END_NS = 1 << 63  # where a clock in nanoseconds, in 64 bits, ends: in the year 2262
 
@@ -125,7 +125,7 @@ def lose_the_commit(engine: Engine, *, committed: bool) -> Iterator[None]:
     """The next COMMIT of the engine ends in a lost connection: the application cannot know whether it took effect.
 
     With `committed` the database did commit and only the answer was lost; else nothing was committed. What check-back
-    commits in a thread of its own, as it asks the ledger, does not count. Raises AssertionError when the block ends
+    commits in threads of its own, as it asks the ledger, does not count. Raises AssertionError when the block ends
     without a COMMIT, BrokerError for what is not an Engine.
     """
     if not is_engine(engine):

@@ -92,7 +92,8 @@ class TimeLimit:
         """Calls for a new thread. Raises TimedOut where the system has none to give: then nobody was asked."""
         calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
         try:
-            threading.Thread(target=_work, args=(calls,), name=f"ask {self.name}", daemon=True).start()
+            thread = threading.Thread(target=_work, args=(calls,), name=f"checkback-ask {self.name}", daemon=True)
+            thread.start()
         except RuntimeError as error:
             raise TimedOut(f"{self.name} was not asked: {error}") from error
         return calls

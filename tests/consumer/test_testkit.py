@@ -19,6 +19,10 @@ from sqlalchemy.orm import Session
 import broker
 from broker.live import LiveStore
 from broker.testing.crash_disk import FakeClock, Killed, temporary_store
+from broker.testing.fixtures import crash_between_commit_and_end
+from recovery.checkback.policy import Policy, Rule
+from recovery.checkback.service import for_producers
+from tests.app.shop import until
 
 Losing = Callable[..., AbstractContextManager[None]]
 
@@ -90,6 +94,25 @@ def test_a_commit_of_check_back_is_not_the_one_that_is_lost(engine: Engine, lose
         with pytest.raises(DBAPIError, match="lost"):
             session.commit()
     assert count(engine) == 1
+
+
+def test_the_check_back_of_a_store_keeps_its_own_commit(tmp_path: Path, lose_the_commit: Losing) -> None:
+    """It asks a ledger in a thread that may be given up: the test's COMMIT took place, and check-back lost its own."""
+    engine = create_engine(f"sqlite:///{tmp_path}/ledger.db")
+    ledger = broker.Ledger(engine)
+    ledger.create_all()
+    with temporary_store() as store:
+        producer = store.producer("shop", topics=["orders"], ledger=ledger)
+        with crash_between_commit_and_end(store), Session(engine) as session:
+            producer.send(broker.Message("orders", b"a"), session)
+            session.commit()
+        service = for_producers(store, [producer], policy=Policy(Rule(first_check_after_ms=0)), interval_s=0.05)
+        with lose_the_commit(engine, committed=True), service:
+            until(lambda: not store.transactions.in_doubt_slots())
+            with Session(engine) as session:
+                producer.send(broker.Message("orders", b"b"), session)
+                with pytest.raises(DBAPIError, match="lost"):
+                    session.commit()
 
 
 def test_a_block_without_a_commit_is_no_test(engine: Engine, lose_the_commit: Losing) -> None:
