@@ -209,14 +209,18 @@ class Clients:
         return {group: self.client_ids(group) for group in self.clustered()}
 
     def peer_of(self, client_id: str) -> Peer | None:
-        """The connection of a client, the last that it made: an earlier one may be cut off, and not known to be."""
-        found = None
+        """The connection of a client, the last that it made: an earlier one may be cut off, and not known to be.
+
+        A group that it left meanwhile has the earlier one alone: the last that it sent a heartbeat on counts.
+        """
+        found: Channel | None = None
         with self._lock:
             for channels in (*self._producers.values(), *(group.channels for group in self._consumers.values())):
                 for channel in channels.values():
-                    if channel.client_id == client_id and not channel.peer.is_closed:
-                        found = channel.peer
-        return found
+                    is_its_own = channel.client_id == client_id and not channel.peer.is_closed
+                    if is_its_own and (found is None or channel.seen_ms >= found.seen_ms):
+                        found = channel
+        return None if found is None else found.peer
 
     def counts(self) -> tuple[int, int]:
         """How many producer groups and consumer groups have clients."""
