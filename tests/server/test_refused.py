@@ -8,13 +8,14 @@ import time
 import pytest
 
 from broker.format import properties as names
+from broker.format.topics import retry_topic
 from broker.remoting.codes import RequestCode as Code
 from broker.remoting.codes import ResponseCode as Answer
 from tests.server.conftest import Connect, Serve
 from tests.server.wire_client import WireClient
 
 
-@pytest.mark.parametrize("delay", [names.DELAY, names.TIMER_DELAY_MS, names.TIMER_DELIVER_MS])
+@pytest.mark.parametrize("delay", [names.TIMER_DELAY_SEC, names.TIMER_DELAY_MS, names.TIMER_DELIVER_MS])
 def test_a_message_that_would_take_another_one_back_is_refused(serve: Serve, connect: Connect, delay: str) -> None:
     """A broker of 5.x delivers neither of the two. Here both came, and both had been answered with success."""
     client = connect(serve())
@@ -26,6 +27,16 @@ def test_a_message_that_would_take_another_one_back_is_refused(serve: Serve, con
     assert taken_back.remark == expected
     plain = client.publish("reminders", b"no delay: as RocketMQ, a message as any other", TIMER_DEL_UNIQKEY="A1")
     assert plain.code == Answer.SUCCESS
+
+
+def test_what_takes_back_nothing_can_be_tried_again(serve: Serve, connect: Connect) -> None:
+    """A delay level makes it a message as any other, with RocketMQ, too: a client whose send back failed sends it so,
+    and was refused each time."""
+    client = connect(serve())
+    assert client.publish("reminders", b"-", TIMER_DEL_UNIQKEY="reminders+A1").code == Answer.SUCCESS
+    assert client.heartbeat(consumer="billing", topics={"reminders": "*"}).code == Answer.SUCCESS
+    stated = {"TIMER_DEL_UNIQKEY": "reminders+A1", "RETRY_TOPIC": "reminders", names.DELAY: "1"}
+    assert client.publish(retry_topic("billing"), b"-", **stated).code == Answer.SUCCESS
 
 
 @pytest.mark.parametrize("delay", [names.TIMER_DELAY_SEC, names.TIMER_DELAY_MS, names.TIMER_DELIVER_MS])

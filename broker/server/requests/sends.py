@@ -43,7 +43,7 @@ from broker.server.counters import PUT
 from broker.server.requests.records import record_at
 from broker.server.threads.store_thread import Stored
 from broker.store.engines.half_op import HALF_DELAY
-from broker.store.write.admission import DELAYS
+from broker.store.write.admission import DELAYS, delay_level
 from broker.store.write.compose import KEPT_FLAGS, Origin
 from broker.store.write.pending_record import Appended
 from broker.store.write.uniquekey import new_unique_key
@@ -57,6 +57,7 @@ OWN = (names.CRC32, "POP_CK", HALF_DELAY)
 # What a half message of a client does not say: what counts or decides is the broker's word. Java's client drops DELAY;
 # a broker of RocketMQ would lose the message.
 _NOT_OF_A_HALF = frozenset((names.DELAY, names.TRANSACTION_CHECK_TIMES, names.TRAN_PREPARED_QUEUE_OFFSET, WHY, BY))
+_TIMES = DELAYS - {names.DELAY}
 _FITTING = names.SIZE_MAX // 4  # so many characters fit, whatever they are
 _check_name = lru_cache(maxsize=4096)(check_topic_name)  # what it raises is not remembered
 ADDED = {"MSG_REGION": REGION, "TRACE_ON": "true"}
@@ -288,9 +289,10 @@ def _admitted(context: ServerContext, request: Request, header: SendMessageReque
 def _check_takes_nothing_back(properties: Mapping[str, str]) -> None:
     """Raises Refused for a message whose delivery would take another one back: both would be delivered here.
 
-    RocketMQ: HookUtils.transformTimerMessage, TimerMessageStore (5.3.3), where that comes with a time of its own.
+    With a delay level it would not: so a client sends it to its retry topic.
+    RocketMQ: HookUtils.checkIfTimerMessage, transformTimerMessage, TimerMessageStore (5.3.3).
     """
-    if names.TIMER_DEL_UNIQKEY in properties and not DELAYS.isdisjoint(properties):
+    if names.TIMER_DEL_UNIQKEY in properties and not _TIMES.isdisjoint(properties) and not delay_level(properties):
         text = f"it would take back {properties[names.TIMER_DEL_UNIQKEY]:.80}"
         raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"a delayed message cannot be taken back here, and {text}")
 
