@@ -93,3 +93,11 @@ def test_tiered_storage_is_named(store: Callable[[str], Path], tmp_path: Path, e
     with pytest.raises(NotUnderstood, match=f"{entry} is tiered storage: the broker opens it together with"):
         rebuild(path, apply=True, broker_is_stopped=True, still_s=0)
     assert salvage(path, tmp_path / "out").left_behind == [f"{entry} was NOT copied: tiered storage"]
+
+
+def test_a_copy_named_after_its_day_is_no_tiered_storage(store: Callable[[str], Path]) -> None:
+    """Its name begins with eight digits, as that of a cluster's directory does: it is to be moved out of the store."""
+    path = store("kinds/rocketmq-5.3.3-plain")
+    (path / "20261127_backup").mkdir()
+    with pytest.raises(NotUnderstood, match=r"20261127_backup is nothing that checkback knows: .* move it out of the"):
+        rebuild(path, apply=True, broker_is_stopped=True, still_s=0)

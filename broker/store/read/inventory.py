@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from hashlib import md5
 
 from broker.errors import CorruptStore, NotUnderstood
 from broker.format import config
@@ -71,8 +72,8 @@ class Misfit:
 
 _SEGMENT = r"\d{20}"
 # Its index, which RocketMQ puts into the store; where its file path is the store, a directory for each cluster, whose
-# name begins with a part of a digest. RocketMQ: IndexStoreService, PosixFileSegment (5.1 to 5.5).
-_TIERED = r"(tiered_index_file|tiered_?[sS]tore[^/]*|[0-9a-f]{8}_[^/]+)/"
+# name begins with a part of a digest, see `_is_cluster`. RocketMQ: IndexStoreService, PosixFileSegment (5.1 to 5.5).
+_TIERED = r"(tiered_index_file|tiered_?[sS]tore[^/]*|(?P<digest>[0-9a-f]{8})_(?P<cluster>[^/]+))/"
 _NO_ROCKSDB = "checkback has no rule for what is in this RocksDB"
 _OF_ITS_BROKER = "only its own broker knows what should be in it"
 _OPENED_ALIKE = "the broker opens it together with the ConsumeQueues and the checkpoint, which would no longer fit it"
@@ -241,7 +242,18 @@ class Inventory:
 
 def kind_of(path: str) -> EntryKind | None:
     """The kind of an entry by its path below the store, which ends in a slash for a directory; None for an unknown."""
-    return next((kind for pattern, kind in _PATTERNS if pattern.fullmatch(path)), None)
+    matched = ((pattern.fullmatch(path), kind) for pattern, kind in _PATTERNS)
+    return next((kind for found, kind in matched if found and _is_cluster(**found.groupdict())), None)
+
+
+def _is_cluster(digest: str | None = None, cluster: str = "") -> bool:
+    """Whether a digest is that of a cluster's name: 20261127_backup is somebody's copy. True where there is none.
+
+    RocketMQ: MessageStoreUtil.getHash (5.1 to 5.5).
+    """
+    if digest is None:
+        return True
+    return md5(os.fsencode(cluster), usedforsecurity=False).hexdigest().startswith(digest)
 
 
 def inventory(store: str, disk: Disk) -> Inventory:
