@@ -164,6 +164,7 @@ def test_words_that_would_be_ignored_are_refused(
         "dump STORE consumequeue orders/DIGITS",
         "follow 127.0.0.1:DIGITS copy --once",
         "follow 127.0.0.1:1 copy --once --from DIGITS",
+        f"follow 127.0.0.1:1 copy --once --from {1 << 63}",
         "page STORE --listen 127.0.0.1:DIGITS",
         "consumer STORE group --topic orders --reset DIGITS",
     ],
@@ -171,7 +172,7 @@ def test_words_that_would_be_ignored_are_refused(
 def test_more_digits_than_a_number_has_are_refused(
     words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Python reads no number of 4,300 digits: that was called a defect of checkback."""
+    """Python reads no number of 4,300 digits: that was called a defect of checkback. A master's offset has 64 bits."""
     broker.open(tmp_path / "store").close()
     names = {"STORE": str(tmp_path / "store"), "copy": str(tmp_path / "copy")}
     ran = command(capsys, *(names.get(word, word.replace("DIGITS", "9" * 5000)) for word in words.split()))

@@ -119,7 +119,7 @@ def _await_master(master: str, store: str, options: FollowOptions, stopped: thre
 def _start(text: str) -> str | int:
     if text in ("last", "first"):
         return text
-    if (commitlog_offset := decimal(text, 19)) is not None:
+    if (commitlog_offset := decimal(text)) is not None:
         return commitlog_offset
     raise BadParameter("last, first, or the CommitLog offset of a segment", param_hint="--from")
 
