@@ -20,9 +20,11 @@ from broker.format.java import decode_message_id
 from broker.format.properties import decimal
 from broker.format.sysflag import TransactionType
 from broker.message import ReceivedMessage
+from broker.store.disk.files import Disk
+from broker.store.disk.paths import Paths
+from broker.store.read.kinds.rocksdb_queues import queue_database
 from broker.transaction.events import BY, WHY, TransactionState
 from recovery.humanize import moment, printable, who
-from recovery.scan.store_files import StoreFiles
 
 _NAP_S = 0.2  # between two looks at a store that others write to
 _BODY_SHOWN = 200
@@ -104,6 +106,10 @@ def queues_up_to(path: str, topic: str) -> int | None:
 
     Raises NotAStore, CorruptStore; NoRocksDB for queues that only the extra can read.
     """
+    if queue_database(Paths(path), Disk()) is None:
+        return None
+    from recovery.scan.store_files import StoreFiles  # with NumPy
+
     files = StoreFiles.open(path)
     is_in_files = any(name == topic for name, _ in chain(files.queues(), files.batch_queues()))
     return None if is_in_files else files.rocksdb_up_to

@@ -369,7 +369,7 @@ def test_delayed_messages_come_while_the_positions_cannot_be_written(
         client = connect(serve(delay_levels=" ".join(["1s"] * 18)))
         assert failed.wait(5)
         client.publish("orders", b"x", DELAY="1")
-        await_true(lambda: store.queue_end("orders", 0) == 1)
+        await_true(lambda: store.queue_end("orders", 0) == 1, 10)
 
 
 def test_a_store_that_is_closed_before_its_server_is_a_sentence(
