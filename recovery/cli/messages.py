@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import heapq
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from itertools import chain
 from shlex import quote
 from typing import Any
 
@@ -22,6 +22,7 @@ from broker.format.sysflag import TransactionType
 from broker.message import ReceivedMessage
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
+from broker.store.read.consumequeue import queue_ids_in
 from broker.store.read.kinds.rocksdb_queues import queue_database
 from broker.transaction.events import BY, WHY, TransactionState
 from recovery.humanize import moment, printable, who
@@ -106,13 +107,13 @@ def queues_up_to(path: str, topic: str) -> int | None:
 
     Raises NotAStore, CorruptStore; NoRocksDB for queues that only the extra can read.
     """
-    if queue_database(Paths(path), Disk()) is None:
+    paths, disk = Paths(path), Disk()
+    above = (paths.consumequeue, paths.batchconsumequeue)
+    if queue_database(paths, disk) is None or any(queue_ids_in(disk, os.path.join(one, topic)) for one in above):
         return None
-    from recovery.scan.store_files import StoreFiles  # with NumPy
+    from recovery.scan.store_files import StoreFiles  # with NumPy, which nothing else here needs
 
-    files = StoreFiles.open(path)
-    is_in_files = any(name == topic for name, _ in chain(files.queues(), files.batch_queues()))
-    return None if is_in_files else files.rocksdb_up_to
+    return StoreFiles.open(path).rocksdb_up_to
 
 
 def _positions(store: broker.Store, topic: str, begin: str, last: int) -> dict[int, int]:
