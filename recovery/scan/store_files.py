@@ -23,6 +23,7 @@ from broker.format.topics import BATCH_QUEUE, LMQ_PREFIX, QUEUE_TYPE
 from broker.store.disk.files import Disk, Entry, Missing
 from broker.store.disk.paths import STATE_TABLE, given_path, is_topic_directory
 from broker.store.disk.store_lock import is_held
+from broker.store.read.consumequeue import directories_in, queue_ids_in
 from broker.store.read.detect import check_is_store
 from broker.store.read.directory import StoreDirectory
 from broker.store.read.index import in_log_order
@@ -193,10 +194,9 @@ class StoreFiles:
         yield from self._queues_in(self._directory.paths.batchconsumequeue)
 
     def _queues_in(self, directory: str) -> Iterator[tuple[str, int]]:
-        for topic in self._entries(directory):
-            for queue in self._entries(topic.path) if topic.is_directory else ():
-                if queue.is_directory and queue.name.isdecimal():
-                    yield topic.name, int(queue.name)
+        for topic in directories_in(self.disk, directory):
+            for queue_id in queue_ids_in(self.disk, os.path.join(directory, topic)):
+                yield topic, queue_id
 
     def queue_ext(self, topic: str, queue_id: int) -> Listing:
         """The files of the ConsumeQueueExt of a queue."""

@@ -14,6 +14,7 @@ from broker.store.disk.open_files import OpenFiles
 from broker.store.read.directory import StoreDirectory
 from broker.store.read.segments import SegmentQueue, segment_size
 from broker.store.read.transaction_files import StateTable
+from recovery.views.info import look
 from tests.store.build import START_MS, Log, units_of, write_queue
 
 
@@ -74,6 +75,7 @@ def test_a_directory_that_is_not_a_number_is_no_queue(tmp_path: Path, kind: str)
         (Path(path) / kind / "batched" / name).mkdir(parents=True)
     with broker.open(path, read_only=True) as store:
         assert store.queues("batched") == [3]
+    assert [one.queue_id for one in look(path).queues if one.topic == "batched"] == [3]
 
 
 def test_slots_of_files_that_begin_late(tmp_path: Path) -> None:
