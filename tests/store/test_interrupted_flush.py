@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import broker
+from broker.store.disk.append_lock import AppendLock
 from broker.store.read.layout import StoreLayout
 from broker.store.write import sync
 from recovery.verify import verify
@@ -121,6 +122,7 @@ def test_a_signal_handler_that_closes_the_store_inside_a_flush_and_exits(
     store = broker.open(tmp_path / "store", layout=StoreLayout.small())
 
     real, mine = store.writer.syncer._force, threading.current_thread()
+    monkeypatch.setattr(store.writer.upkeep, "_sync", lambda: None)  # which may have flushed it before
 
     def interrupted() -> None:
         if threading.current_thread() is not mine:
@@ -138,6 +140,22 @@ def test_a_signal_handler_that_closes_the_store_inside_a_flush_and_exits(
         send()
     with broker.open(tmp_path / "store") as again:
         assert set(delivered(again)) == {b"a"}
+
+
+def test_a_signal_handler_that_closes_a_lock_as_it_is_released_and_exits(tmp_path: Path) -> None:
+    """As `store.close()` does it. The process ended with a traceback: cannot release un-acquired lock."""
+    lock, signals = AppendLock(str(tmp_path / "lock")), [True]
+
+    def interrupted() -> bool:
+        if signals and signals.pop():
+            lock.give_back()
+            lock.close()
+            raise SystemExit(0)
+        return False
+
+    lock.hold_across_appends(interrupted)
+    with pytest.raises(SystemExit), lock:
+        pass
 
 
 @pytest.mark.parametrize("place", ["allocate", "at"])

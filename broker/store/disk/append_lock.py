@@ -94,7 +94,8 @@ class AppendLock:
                 self._held = self._kept = False
                 with contextlib.suppress(OSError, ValueError):
                     _flock(self._descriptor, _UNLOCK)
-            self._threads.release()
+            with contextlib.suppress(RuntimeError):  # a signal handler in here closed the store: it is released
+                self._threads.release()
 
     def _wait_for_threads(self) -> None:
         """Nap and try, before waiting for the lock itself.
