@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -181,3 +182,28 @@ def test_an_append_in_whose_middle_a_signal_handler_closes_the_store_writes_noth
     with broker.open(path) as other:
         assert delivered(other) == [b"theirs"]
     assert not verify(path).findings.counts
+
+
+def test_a_signal_handler_that_closes_the_store_where_other_threads_wait_for_this_one_ends(tmp_path: Path) -> None:
+    """`close` waited for the store's own thread, which waited for the one that was interrupted: without an end."""
+    store = broker.open(tmp_path / "store", layout=StoreLayout.small())
+    store.append(broker.Message("orders", b"a"))
+    raised: list[BaseException] = []
+
+    def send() -> None:
+        try:
+            store.append(broker.Message("orders", b"b"))
+        except BaseException as error:  # noqa: BLE001 - of a store that was closed
+            raised.append(error)
+
+    other = threading.Thread(target=send, daemon=True)
+    with store.writer.syncer._mutex:  # where SIGTERM came
+        other.start()
+        time.sleep(0.3)  # until the store's own thread waits, too
+        with pytest.raises(broker.StoreError, match="already inside an append"):
+            store.close()
+    other.join(10)
+    assert not other.is_alive()
+    with broker.open(tmp_path / "store") as again:
+        assert delivered(again) == [b"a", b"b"]
+    assert all(isinstance(one, broker.StoreError) for one in raised), raised

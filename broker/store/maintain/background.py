@@ -123,6 +123,9 @@ class BackgroundTasks:
             while not stop.wait(every_s):
                 with contextlib.suppress(BrokerError):  # a full disk, a store that failed: the next append says so
                     work()
+        except ValueError:  # of memory that is mapped no more
+            if not stop.is_set():
+                raise
         finally:
             for lock in self._kept:
                 lock.release_kept()
@@ -234,14 +237,17 @@ class BackgroundTasks:
         self._disk.sync_directory(self._paths.own)
 
     def close(self) -> None:
-        """End the threads; what they were to do, the last to leave does."""
+        """End the threads; what they were to do, the last to leave does.
+
+        They are not waited for by a signal handler that interrupted this thread where they wait for it.
+        """
         self._is_closed, self.runs[0] = True, 0
         if self._process != os.getpid():  # the threads are its parent's, and go on there
             return
         self._stop.set()
         for held in (self._lock, self._parts.append_lock, self._parts.syncer):
             held.give_back()
-        for thread in self._threads:
+        for thread in () if self._parts.syncer.is_mine else self._threads:
             if thread.ident is not None and thread is not threading.current_thread():
                 with contextlib.suppress(RuntimeError):  # an interrupt in `start`: it begins only now, and ends at once
                     thread.join()

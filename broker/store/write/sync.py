@@ -127,9 +127,14 @@ class Syncer:
                 self.give_back(turn)
             raise
 
+    @property
+    def is_mine(self) -> bool:
+        """Whether a signal handler interrupted this thread where the others wait for it."""
+        return self._mutex._is_owned()  # type: ignore[attr-defined, no-any-return]  # noqa: SLF001
+
     def _check_not_inside(self) -> None:
         """Raises StoreError in a signal handler that interrupted this thread inside: to wait would never end."""
-        if self.lock.is_mine or self._mutex._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001
+        if self.lock.is_mine or self.is_mine:
             raise self.lock.taken_twice()
 
     def _lead(self, commitlog_offset: int) -> None:
