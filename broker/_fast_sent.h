@@ -87,7 +87,9 @@ static PyObject *fast_sent_records(PyObject *module, PyObject *const *arguments,
         }
         to += kept;
     }
-    PyObject *sent = Py_BuildValue("(y#n)", (const char *)begin, (Py_ssize_t)(to - begin), taken);
+    /* No "y#": of a module that a Python from 3.13 on built, an older one does not take it. */
+    PyObject *raw = PyBytes_FromStringAndSize((const char *)begin, (Py_ssize_t)(to - begin));
+    PyObject *sent = raw ? Py_BuildValue("(Nn)", raw, taken) : NULL;
     PyMem_Free(begin);
     return sent;
 #else

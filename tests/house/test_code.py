@@ -198,3 +198,11 @@ def test_a_group_of_tests_keeps_to_one_process(request: pytest.FixtureRequest) -
 def test_every_sample_names_cases(request: pytest.FixtureRequest) -> None:
     """When a case is renamed, `make test` would run none of its test, and say nothing."""
     assert request.config.stash[UNKNOWN] == []
+
+
+def test_the_c_module_of_a_newer_python_works_with_the_oldest() -> None:
+    """One file serves all versions. From 3.13 on a `#` in a format calls what 3.11 and 3.12 refuse with SystemError."""
+    calls = re.compile(r'Py_?\w*(?:BuildValue|Parse\w*|CallFunction|CallMethod)\([^;]*?"[^"\n]*#')
+    sources = [(path, text) for path, text in texts() if path.suffix in (".c", ".h") and path.parts[0] == "broker"]
+    assert sources
+    assert not [str(path) for path, text in sources if calls.search(text)]
