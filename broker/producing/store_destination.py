@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _TRANSACTIONAL = b"transactional\n"
 _TAKEN_TYPES = ("", "TRANSACTION", "MIXED")
+_ID_OF_HOST = encode_message_id(LOCAL_HOST, 0)[:-16]  # an id begins with it, and ends with the CommitLog offset
 
 _marking = threading.Lock()  # two threads of a process would write the same temporary file
 
@@ -112,5 +113,5 @@ def _takes_halves(topic: TopicConfig) -> bool:
 
 
 def _result(topic: str, queue_id: int, placed: Appended, unique_key: str | None) -> SendResult:
-    message_id = encode_message_id(LOCAL_HOST, placed.commitlog_offset)
+    message_id = f"{_ID_OF_HOST}{placed.commitlog_offset:016X}"
     return SendResult(message_id, unique_key, topic, queue_id, placed.queue_offset, placed.commitlog_offset)

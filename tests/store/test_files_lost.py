@@ -19,7 +19,7 @@ import broker
 from broker import compiled
 from broker.errors import BrokerError, StoreError
 from broker.live import LiveStore
-from broker.store.disk.files import Disk
+from broker.store.disk.files import Disk, Map
 from broker.store.read.layout import StoreLayout
 from broker.store.recover.load import plan
 from broker.store.recover.survey import survey
@@ -50,7 +50,9 @@ def _replace(path: Path) -> None:
 
 
 def _delete_directory(path: Path) -> None:
-    shutil.rmtree(path.parent)
+    aside = path.parent.with_name("gone")  # at once: a thread of the store may put a file in it meanwhile
+    path.parent.rename(aside)
+    shutil.rmtree(aside)
 
 
 LOG, CONTROL, LOCK, STORE_JSON = f"commitlog/{0:020}", "checkback/control", "lock", "checkback/store.json"
@@ -82,6 +84,30 @@ def test_the_next_send_is_refused(
         for number in range(3, 6):
             with pytest.raises(BrokerError):
                 _send(store, number)
+
+
+def test_a_file_that_goes_while_a_slow_disk_flushes_is_noticed_before_the_send_returns(tmp_path: Path) -> None:
+    class SlowDisk(Disk):
+        def open_map(self, path: str, size: int) -> Map:
+            mapped = super().open_map(path, size)
+            flush = mapped.sync
+
+            def slow(start: int = 0, stop: int | None = None) -> None:
+                flush(start, stop)
+                if harmed and (tmp_path / LOG).exists() and path.endswith(LOG):
+                    _delete(tmp_path / LOG)
+                    time.sleep(0.01)
+
+            mapped.sync = slow  # type: ignore[method-assign]
+            return mapped
+
+    harmed: list[bool] = []
+    store = LiveStore(str(tmp_path), SlowDisk(), sync="each", layout=LAYOUT)
+    _send(store, 1)
+    harmed.append(True)
+    with pytest.raises(StoreError, match=f"{0:020}.*was deleted"):
+        _send(store, 2)
+    store.close()
 
 
 def test_a_store_that_was_moved_is_not_begun_again_at_its_old_place(tmp_path: Path) -> None:

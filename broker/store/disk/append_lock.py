@@ -94,8 +94,10 @@ class AppendLock:
                 self._held = self._kept = False
                 with contextlib.suppress(OSError, ValueError):
                     _flock(self._descriptor, _UNLOCK)
-            with contextlib.suppress(RuntimeError):  # a signal handler in here closed the store: it is released
+            try:
                 self._threads.release()
+            except RuntimeError:  # a signal handler in here closed the store: it is released
+                pass
 
     def _wait_for_threads(self) -> None:
         """Nap and try, before waiting for the lock itself.

@@ -35,6 +35,7 @@ class MappedQueue:
         self.disk = disk
         self._open_maps = open_maps
         self._maps: dict[int, Map] = {}
+        self.maps_seen = object()  # another one whenever `mapped` says something else
         self._is_closed = False
         # Where the file of the last position begins, and its bytes: most positions lie there. Of use to one who writes
         # under a lock; it is replaced as one, so that `at` needs none.
@@ -67,6 +68,7 @@ class MappedQueue:
         while len(self._maps) > _OPEN_MAPS:
             with contextlib.suppress(RuntimeError, StopIteration):  # another thread opened one at this moment
                 self._maps.pop(next(iter(self._maps)), None)  # it closes when the last one who holds it lets go
+        self.maps_seen = object()
         if self._open_maps is not None:
             self._open_maps.note(self, base)
         return opened
@@ -132,8 +134,7 @@ class MappedQueue:
 
         A thread that still uses one keeps it until it is done.
         """
-        maps, self._maps, self.last = self._maps, {}, _NOWHERE
-        self._unnote(maps)
+        self._take_maps()
 
     def forget_removed(self) -> None:
         """Release files that were removed: while one is mapped, its space is not free."""
@@ -149,6 +150,7 @@ class MappedQueue:
     def release(self, base: int) -> None:
         """Release the map of one file, if there is one; the next who needs it makes another."""
         self._maps.pop(base, None)
+        self.maps_seen = object()
         if self.last[0] == base:
             self.last = _NOWHERE
 
@@ -159,10 +161,14 @@ class MappedQueue:
 
     def unmap(self) -> None:
         """Release every map at once; the next who needs one makes another."""
-        maps, self._maps, self.last = self._maps, {}, _NOWHERE
-        self._unnote(maps)
-        for opened in maps.values():
+        for opened in self._take_maps().values():
             opened.close()
+
+    def _take_maps(self) -> dict[int, Map]:
+        maps, self._maps, self.last = self._maps, {}, _NOWHERE
+        self.maps_seen = object()
+        self._unnote(maps)
+        return maps
 
 
 class OpenMaps:

@@ -1,7 +1,7 @@
 """Are the files that a live store writes to still those that its names lead to?
 
 A file that is deleted lives on in the processes that map it: stores and fsyncs still work, on what nobody will ever
-open again. So whenever the log was flushed, and twice a second besides, each file is compared with what stands at its
+open again. So whenever the log is flushed, and twice a second besides, each file is compared with what stands at its
 path: the same number (inode), the same size. It costs four calls for each fsync, none for a message; the C module asks
 without the files' times, see docs/decisions/0046. What does not fit stops the appends of every process (Word.POISON)
 before anything more is acknowledged.
@@ -26,7 +26,6 @@ from broker.store.read.segments import is_base
 from broker.store.shared.control import Word
 from broker.store.write.mapped import MappedQueue
 
-Maps = list[list[tuple[int, int]]]  # of each log: where a file begins, and its inode; a map would keep its space
 Files = tuple[tuple[bytes, int, int], ...]  # path, inode, size in bytes; -1: any size
 # Fast path: the interpreter's lock is given away once, and not for each file, and no file's times are asked for: a put
 # in mode each takes 112 µs, not 148. The general twin is `Disk.stands`; tests/store/test_files_lost.py runs both.
@@ -50,7 +49,7 @@ class FilesInPlace:
         self._lock_inode = disk.inode(paths.lock)
         self._found: StoreError | None = None
         self._identity_inode = disk.inode(paths.store_json)
-        self._expected: tuple[Maps, Files] = ([], ())  # what is mapped, and what follows from it
+        self._expected: tuple[list[object], Files] = ([], ())  # which maps were seen, and what follows from them
 
     def check(self) -> None:
         """Raises StoreError, which names the first file that is not in its place any more; from then on always."""
@@ -61,11 +60,11 @@ class FilesInPlace:
 
     def _is_as_before(self) -> bool:
         """Whether every file stands where it stood; False as well for what may be so, and has to be looked at."""
-        mapped = [[(base, one.inode) for base, one in log.mapped()] for log in self._logs]
+        seen = [log.maps_seen for log in self._logs]
         known, files = self._expected
-        if mapped != known:
+        if seen != known:
             files = self._expect()
-            self._expected = mapped, files
+            self._expected = seen, files
         if _fast_stand is not None and (answer := _fast_stand(files)) is not None:
             return answer
         stands = self._disk.stands
