@@ -57,7 +57,7 @@ class IndexHeader(Layout, size=HEADER_SIZE):
 class IndexItem(Layout, size=ITEM_SIZE):
     """One key of one record."""
 
-    key_hash: i32  # of TOPIC#KEY; 3.0 keeps the sign
+    key_hash: i32  # of TOPIC#KEY; 3.0 to 3.1.4 keep the sign
     commitlog_offset: i64
     time_diff_s: i32  # store timestamp, in whole seconds after the header's begin_timestamp_ms
     previous: i32  # the next older item of the slot; 0 when there is none

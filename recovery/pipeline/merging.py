@@ -13,7 +13,7 @@ from recovery.pipeline.splits import Split
 from recovery.scan.units import Interval
 from recovery.transactions.events import Names, Rows
 from recovery.verify.consume_queues import DelayedRecords, Delays, QueueComparison
-from recovery.verify.index import ITEM, IndexDifferences, best_rule, last_offset, match_items
+from recovery.verify.index import ITEM, IndexDifferences, best_rule, match_items, span_of
 from recovery.verify.index_files import IndexFileView
 from recovery.verify.index_items import EXPECTED as EXPECTED_ITEM
 from recovery.verify.index_items import IndexingRule
@@ -82,18 +82,19 @@ def merge_index(
 ) -> IndexDifferences:
     """What all splits missed, by the rule that fits each segment best."""
     by_segment: dict[int, list[dict[IndexingRule, tuple[Rows, Rows]]]] = defaultdict(list)
-    items, last = NumberedItems(files), dict[int, int]()
+    items, spans = NumberedItems(files), dict[int, tuple[int, int]]()
     for split, part, own in zip(splits, parts, ranges, strict=True):
         if part.index:
             by_segment[split.base].append(part.index)
             first, stop = own.items
-            if (offset := last_offset(items.read(max(first, stop - 1), stop))) is not None:
-                last[split.base] = offset
+            ends = (items.read(first, min(first + 1, stop)), items.read(max(first, stop - 1), stop))
+            if (span := span_of(np.concatenate(ends))) is not None:
+                spans[split.base] = spans.get(split.base, span)[0], span[1]
     all_missing, all_strays = [np.zeros(0, EXPECTED_ITEM)], [np.zeros(0, ITEM)]
     chosen: IndexingRule | None = None
     for base, of_segment in sorted(by_segment.items()):
         under = {rule: _without_moved(files, [one[rule] for one in of_segment], base) for rule in IndexingRule}
-        chosen, (missing, strays) = best_rule(under, last.get(base), chosen)
+        chosen, (missing, strays) = best_rule(under, spans.get(base), chosen)
         all_missing.append(missing)
         all_strays.append(strays)
     end = ranges[-1].items[1] if ranges else 0

@@ -246,7 +246,7 @@ class Build:
             return
         live, sizes, parts = self.files, self._sizes, {name for name, _, _ in self.parts()}
         queues = any(live.queue(*name).segments for name in live.queues())
-        maped = "maped" if self.generation is Generation.STATE_TABLE else "mapped"  # its spelling
+        maped = "maped" if self.generation in (Generation.STATE_TABLE, Generation.GAP) else "mapped"  # its spelling
         for part, made, is_known, setting, size in (
             ("consumequeue", any(one.end for one in self.queues.values()), queues, f"{maped}FileSizeConsumeQueue",
              sizes.consume_queue_bytes),

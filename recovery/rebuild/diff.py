@@ -224,8 +224,8 @@ def _of_index(build: Build, live: StoreFiles, disk: Disk, end: int) -> Iterator[
 def _is_right_in_parts(live: StoreFiles, end: int) -> bool:
     """Whether the index of a broker holds what a verification asks for, though no rule makes it as it is.
 
-    A broker that was exchanged for one of 5.4 or later, or back, leaves the items of tags of one part of the records;
-    one that comes back after a crash indexes its last records again.
+    A broker that was exchanged for one of another version leaves items by one rule, and behind them by another one; one
+    that comes back after a crash indexes its last records again.
     """
     findings = Findings()
     comparison = IndexComparison(partial(open_live_index, live), findings)

@@ -180,7 +180,8 @@ class IndexFiles:
         slots = np.abs(items["key_hash"].astype(np.int64)) % self._slots
         numbers = header.next_item + np.arange(len(items))
         rows["previous"] = previous = previous_in_slot(slots, numbers, self._newest)
-        used = header.used_slots + (int((previous == 0).sum()) if self._rule is not IndexingRule.V3 else len(items))
+        counts_items = self._rule in (IndexingRule.V3, IndexingRule.V32)  # in place of slots
+        used = header.used_slots + (len(items) if counts_items else int((previous == 0).sum()))
         at = item_at(header.next_item, self._slots)
         raw = rows.view(np.uint8).data.cast("B")
         self._map.view[at : at + len(raw)] = raw

@@ -54,15 +54,15 @@ class UnitResolver(Protocol):
 
 
 class Delays(NamedTuple):
-    """Of records in the schedule topic: which wait, since when, and how exactly that is known."""
+    """Of records in the schedule topic: which wait, since when, and whether that is known exactly."""
 
     waits: npt.NDArray[np.bool_]
     stored_ms: Ints
-    tolerance_ms: Ints
+    exact: npt.NDArray[np.bool_]
 
     def of(self, which: npt.NDArray[np.bool_]) -> Delays:
         """Those of some of the records."""
-        return Delays(self.waits[which], self.stored_ms[which], self.tolerance_ms[which])
+        return Delays(self.waits[which], self.stored_ms[which], self.exact[which])
 
 
 class DelayedRecords(NamedTuple):
@@ -274,34 +274,33 @@ class QueueComparison:
 def delays_of(records: Records) -> Delays:
     """Which records of the schedule topic wait for a delay level: their unit holds when they are due, not a hash.
 
-    Quirk (3.1.4): the due time is reckoned from a clock reading a moment apart from the record's store time.
+    Quirk (3.1.4, 3.2.6): the due time is reckoned from a clock reading a moment apart from the record's store time.
+    Messages of their clients have no unique key.
     """
     waits = np.array([text is not None and text.isdigit() for text in records.property(names.DELAY).to_pylist()])
-    exact = records.values(names.UNIQ_KEY).lengths > 0
-    return Delays(waits, records.field("store_timestamp_ms"), np.where(exact, 0, _CLOCK_READINGS_APART_MS))
+    return Delays(waits, records.field("store_timestamp_ms"), records.values(names.UNIQ_KEY).lengths > 0)
 
 
 def possible_due_times(tags_codes: Ints, delays: Delays) -> npt.NDArray[np.bool_]:
     """Which of these say a time at which their record may be due: a level waits for whole seconds, of any number.
 
     Levels are the broker's configuration (messageDelayLevel), which may have been another when a unit was written.
+    Where the clock reading is not known, the delay must be that of most units of the queue. A broker of 3.2.6 to which
+    newer clients send shows in more than one unit; damage is to one.
     RocketMQ: CommitLog.checkMessageAndReturnSize, DefaultMessageStore.parseDelayLevel (5.3.3).
     """
-    waited, exact = tags_codes - delays.stored_ms, delays.tolerance_ms == 0
-    return np.asarray((waited >= -delays.tolerance_ms) & (waited <= LONGEST_DELAY_MS) & (~exact | (waited % 1000 == 0)))
+    waited = tags_codes - delays.stored_ms
+    possible = delays.waits & (waited >= -_CLOCK_READINGS_APART_MS) & (waited <= LONGEST_DELAY_MS)
+    if not possible.any():
+        return possible
+    near = np.abs(waited - int(np.median(waited[possible]))) <= _CLOCK_READINGS_APART_MS
+    whole = (waited >= 0) & (waited % 1000 == 0)
+    apart = possible & delays.exact & near & ~whole
+    return np.asarray(possible & np.where(delays.exact, whole | (apart & (apart.sum() > 1)), near))
 
 
 def _expect_due_times(expected: Rows, units: Rows, delays: Delays) -> None:
-    """In the schedule topic, expect what the unit says where it may be due then; else the store time plus a delay.
-
-    Where the clock reading is not known, the delay must be that of most units of the queue.
-    """
-    if not delays.waits.any():
-        return
-    waited = units["tags_code"] - delays.stored_ms
-    usual = int(np.median(waited[delays.waits]))
+    """In the schedule topic, expect what the unit says where it may be due then, and nothing that it says elsewhere."""
     possible = possible_due_times(units["tags_code"], delays)
-    right = (delays.tolerance_ms == 0) | (np.abs(waited - usual) <= delays.tolerance_ms)
-    due = np.where(right, units["tags_code"], delays.stored_ms + usual)
-    due = np.where(possible, due, ~units["tags_code"])  # whatever is expected, it is not what the unit says
+    due = np.where(possible, units["tags_code"], ~units["tags_code"])
     expected["tags_code"] = np.where(delays.waits, due, expected["tags_code"])

@@ -20,7 +20,7 @@ from recovery.scan.records import Records
 from recovery.scan.units import Ints, Rows, first_sustained
 from recovery.verify.comparison import FinishContext
 from recovery.verify.index_files import Chains, IndexFileView
-from recovery.verify.index_items import IndexingRule, expected_items
+from recovery.verify.index_items import BY_VERSION, IndexingRule, expected_items
 
 ITEM = np.dtype([*IndexItem.DTYPE, ("number", "i8"), ("file", "i8")])
 _ON_DISK = np.dtype(IndexItem.DTYPE)
@@ -103,10 +103,11 @@ class IndexComparison:
             live = _joined(runs) if live is None else live
             missing, known = match_items(self._files, expected, live, records.base)
             under[rule] = (expected[missing], live[~known])
-            if not mismatch_score(*under[rule], last_offset(live)):
+            span = span_of(live)
+            if not mismatch_score(*under[rule], None if span is None else span[1]):
                 break
         assert live is not None
-        self._rule, (lacking, strays) = best_rule(under, last_offset(live), self._rule)
+        self._rule, (lacking, strays) = best_rule(under, span_of(live), self._rule)
         self._missing.append(lacking)
         self._strays.append(strays)
 
@@ -251,41 +252,47 @@ def mismatch_score(missing: Rows, strays: Rows, last: int | None) -> int:
 
 
 def best_rule(
-    under: Mapping[IndexingRule, ItemDifferences], last: int | None, before: IndexingRule | None
+    under: Mapping[IndexingRule, ItemDifferences], span: tuple[int, int] | None, before: IndexingRule | None
 ) -> tuple[IndexingRule, ItemDifferences]:
     """The rule against which least speaks, and what speaks against it; of equals the one that held `before`.
 
-    A broker that was exchanged for one of 5.4 or later, or back, leaves the items of tags of one part of the records.
+    `span`: the offsets that the first and the last item say. A broker that was exchanged for one of another version
+    leaves items by one rule, and behind them items by another one.
     """
+    last = None if span is None else span[1]
     score = {rule: mismatch_score(*differences, last) for rule, differences in under.items()}
     best = min(under, key=lambda rule: (score[rule], rule is not before, list(IndexingRule).index(rule)))
-    if score[best] and {IndexingRule.V5, IndexingRule.V54} <= under.keys():
-        plain, tagged = under[IndexingRule.V5], under[IndexingRule.V54]
-        lacking, present = _without(tagged[0], plain[0]), _without(plain[1], tagged[1])
-        both = (plain[0], tagged[1])
-        if _follow_each_other(lacking, present) and not mismatch_score(*both, last):
-            return (IndexingRule.V54 if best is IndexingRule.V5 else best), both
-    return best, under[best]
+    newest = None if span is None or not score[best] else _last_of_several(under, *span)
+    if newest is None:
+        return best, under[best]
+    missing, strays = under[newest]
+    return newest, (missing[missing["commitlog_offset"] > last], strays[:0])
 
 
-def _without(items: Rows, others: Rows) -> Rows:
-    """The items that are not among the others."""
-    known = set(zip(*(others[name].tolist() for name in _SAME), strict=True))
-    pairs = zip(*(items[name].tolist() for name in _SAME), strict=True)
-    return items[np.array([pair not in known for pair in pairs], np.bool_)]
+def _last_of_several(under: Mapping[IndexingRule, ItemDifferences], first: int, last: int) -> IndexingRule | None:
+    """The last rule, where each rule holds from where the one before it ends, up the versions or down; else None.
+
+    What is missing in front of the first item was lost: that some old version asks for none of it says nothing.
+    """
+    broken: dict[IndexingRule, Ints] = {}
+    for rule, (missing, strays) in under.items():
+        lacking = missing["commitlog_offset"]
+        broken[rule] = np.sort(np.concatenate((lacking[lacking <= last], strays["commitlog_offset"])))
+    if any(at.min(initial=first) < first for at in broken.values()):
+        return None
+    for order in (BY_VERSION, BY_VERSION[::-1]):
+        begin = first
+        for rule in order:
+            reached = np.searchsorted(broken[rule], begin)
+            if reached == len(broken[rule]):
+                return rule
+            begin = int(broken[rule][reached])
+    return None
 
 
-def _follow_each_other(items: Rows, others: Rows) -> bool:
-    """Whether all of the one lie in the log before all of the other."""
-    if not len(items) or not len(others):
-        return False
-    one, other = items["commitlog_offset"], others["commitlog_offset"]
-    return bool(one.max() < other.min() or other.max() < one.min())
-
-
-def last_offset(items: Rows) -> int | None:
-    """The CommitLog offset that the last item says."""
-    return int(items[-1]["commitlog_offset"]) if len(items) else None
+def span_of(items: Rows) -> tuple[int, int] | None:
+    """The CommitLog offsets that the first and the last item say."""
+    return (int(items[0]["commitlog_offset"]), int(items[-1]["commitlog_offset"])) if len(items) else None
 
 
 def _packed(items: Rows, base: int) -> Ints:

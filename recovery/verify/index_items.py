@@ -1,7 +1,8 @@
 """What the index should hold: the items that RocketMQ makes of records.
 
-Generations index differently: 3.0 keeps the sign of the hash, knows KEYS only, and leaves ends out; 4.x and 5.x add the
-unique key and leave only rollbacks out; since 5.4 a record with tags has one more item, for them.
+Generations index differently: 3.0 to 3.1.4 keep the sign of the hash, know KEYS only, and leave ends out; 3.2 takes the
+absolute hash; 4.x and 5.x add the unique key and leave only rollbacks out; since 5.4 a record with tags has one more
+item, for them.
 """
 
 from __future__ import annotations
@@ -33,7 +34,11 @@ class IndexingRule(enum.Enum):
     V5 = "unique key and keys, absolute hash; all but rollbacks"
     V54 = "unique key, keys and tags, absolute hash; all but rollbacks"
     V3 = "keys, signed hash; no ends"
+    V32 = "keys, absolute hash; no ends"
 
+
+BY_VERSION = (IndexingRule.V3, IndexingRule.V32, IndexingRule.V5, IndexingRule.V54)
+"""The rules in the order in which RocketMQ's versions came."""
 
 _RULE_NUMBERS = {IndexingRule.V3: 3, IndexingRule.V5: 5, IndexingRule.V54: 54}
 
@@ -41,8 +46,12 @@ _RULE_NUMBERS = {IndexingRule.V3: 3, IndexingRule.V5: 5, IndexingRule.V54: 54}
 def expected_items(records: Records, kinds: Kinds, rule: IndexingRule) -> Rows:
     """The items that RocketMQ makes of these records, in order.
 
-    RocketMQ: IndexService.buildIndex (5.5.0; 5.3.3; 3.1.4).
+    RocketMQ: IndexService.buildIndex (5.5.0; 5.3.3; 3.2.6; 3.1.4).
     """
+    if rule is IndexingRule.V32:
+        items = expected_items(records, kinds, IndexingRule.V3)
+        items["key_hash"] = np.abs(items["key_hash"])
+        return items
     types = kinds.types << 2
     indexed = types != TransactionType.ROLLBACK
     if rule is IndexingRule.V3:
@@ -66,7 +75,7 @@ def expected_items(records: Records, kinds: Kinds, rule: IndexingRule) -> Rows:
 
 
 def _as_stored(hashes: Ints, rule: IndexingRule) -> Ints:
-    """RocketMQ: IndexFile.indexKeyHashMethod (5.3.3; 3.1.4)."""
+    """RocketMQ: IndexFile.indexKeyHashMethod (5.3.3; 3.2.6; 3.1.4)."""
     return np.where(hashes == -(1 << 31), 0, hashes if rule is IndexingRule.V3 else np.abs(hashes))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -56,6 +57,27 @@ def test_an_index_that_two_brokers_made_is_what_the_log_says(
     raw[at] ^= 1
     newest.write_bytes(raw)
     assert [one.part for one in rebuild(path).differences][:1] == ["index"]
+
+
+def test_an_index_of_3_2_6_is_made_again_as_it_was(kind_store: Callable[[str], Path]) -> None:
+    """A rebuild kept the sign of the hashes, as 3.1.4 does: 3.2.6 found half of the keys no more."""
+    path = kind_store("rocketmq-3.2.6-clean")
+    (index,) = (path / "index").iterdir()
+    before = index.read_bytes()
+    assert rebuild(path).ok
+    index.write_bytes(before[: item_at(30, 50)] + bytes(IndexItem.SIZE) + before[item_at(31, 50) :])
+    assert len(rebuild(path, apply=True, broker_is_stopped=True).differences)
+    assert index.read_bytes() == before
+
+
+def test_the_index_of_a_store_that_went_from_3_2_6_to_5_4_is_what_the_log_says(
+    kind_store: Callable[[str], Path],
+) -> None:
+    path = kind_store("rocketmq-3.2.6-upgraded")
+    assert rebuild(path).ok
+    (path / "index" / min(os.listdir(path / "index"))).unlink()
+    assert [one.part for one in rebuild(path).differences][:1] == ["index"]
+    assert verify(path).findings.counts["index-missing"] > 100
 
 
 def test_an_index_whose_broker_moved_to_another_time_zone_is_what_the_log_says(

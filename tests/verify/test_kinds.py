@@ -47,6 +47,9 @@ class Verdict(NamedTuple):
 
 
 VERDICTS = {
+    "rocketmq-3.2.6-clean": Verdict(8, 4),
+    # Gone on with by 4.2.0 and 5.4.0, which delivered a transaction twice.
+    "rocketmq-3.2.6-upgraded": Verdict(24, 12, counts={"delivered-twice": 1}),
     "rocketmq-4.9.7-clean": Verdict(12, 6, parked=2),
     "rocketmq-5.5.0-clean": Verdict(12, 6, parked=2),
     "rocketmq-5.5.0-default": Verdict(),
