@@ -153,6 +153,8 @@ class Connection(asyncio.Protocol):
                 self._frame_since_s = self.active_s
             self._frames.extend(frames)
             self._go_on()
+            if self._tls is not None and self._tls.is_ended:
+                self._end_tls(self._tls)
             self._report(self._held_bytes())
             self._turn_s += time.monotonic() - self.active_s
             if self._turn_s > _TURN_S:
@@ -163,6 +165,14 @@ class Connection(asyncio.Protocol):
         except ssl.SSLError as error:
             self._alert()
             self._close(f"TLS: {error.reason or 'the handshake failed'}")
+
+    def _end_tls(self, tls: TlsLayer) -> None:
+        """The peer ended TLS: what a connection without it does where the peer closed its end."""
+        self._flush()
+        tls.end()
+        self._send_now(tls.outgoing())
+        if self._transport is not None:
+            self._transport.close()
 
     def _go_on(self) -> None:
         """Work on what came, as long as the peer reads its answers. Raises ProtocolError."""

@@ -5,6 +5,7 @@ RocketMQ: NettyRemotingServer.TlsModeHandler (5.3.3), which also looks at the fi
 
 from __future__ import annotations
 
+import contextlib
 import os
 import ssl
 
@@ -43,20 +44,26 @@ class TlsLayer:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._ssl = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._is_ready = False
+        self.is_ended = False
+        """Whether the peer said that it sends nothing more: it may wait for our word that we do not, either."""
 
     def receive(self, data: bytes) -> bytes:
         """What the peer sent, in clear."""
         self._incoming.write(data)
         parts: list[bytes] = []
-        try:
+        with contextlib.suppress(ssl.SSLWantReadError):
             if not self._is_ready:
                 self._ssl.do_handshake()
                 self._is_ready = True
             while part := self._ssl.read(_READ_BYTES):
                 parts.append(part)
-        except ssl.SSLWantReadError:
-            pass
+            self.is_ended = True
         return b"".join(parts)
+
+    def end(self) -> None:
+        """Say the same; `outgoing` has it then."""
+        with contextlib.suppress(ssl.SSLError):  # one that the peer had broken off
+            self._ssl.unwrap()
 
     def send(self, data: bytes) -> None:
         """Encrypt; `outgoing` has it then. Before the handshake is over nobody has anything to send."""

@@ -50,6 +50,22 @@ def test_tls_and_plain_clients_share_a_port(serve: Serve, connect: Connect, tmp_
     assert refused.is_closed()
 
 
+@pytest.mark.parametrize("loop", ["asyncio", "auto"])
+def test_a_client_that_ends_tls_is_not_kept_waiting(serve: Serve, connect: Connect, tmp_path: Path, loop: str) -> None:
+    """It waited for the server's word for two minutes, and what it had sent before is worked on all the same."""
+    certificate, key = _certificate(tmp_path)
+    context = ssl.create_default_context(cafile=str(certificate))
+    context.check_hostname = False
+    server = serve(certificate=str(certificate), private_key=str(key), loop=loop)
+    client, other = connect(server, context=context), connect(server, context=context)
+    assert isinstance(client.socket, ssl.SSLSocket)
+    assert client.publish("orders", b"lamp").code == Answer.SUCCESS
+    client.socket.settimeout(10)
+    with client.socket.unwrap() as plain:
+        assert plain.recv(1) == b""
+    assert other.publish("orders", b"lamp").code == Answer.SUCCESS
+
+
 def test_a_key_with_a_pass_phrase_is_refused_without_a_question(store: broker.LiveStore, tmp_path: Path) -> None:
     """OpenSSL asked for it on the terminal, and the server waited."""
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
