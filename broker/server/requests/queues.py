@@ -94,10 +94,10 @@ def search_offset(context: ServerContext, request: Request) -> RemotingCommand:
 
 
 def get_earliest_store_time(context: ServerContext, request: Request) -> RemotingCommand:
+    """When the first message of a queue was stored; -1 where it has none."""
     header = QueueRequestHeader.decode(request.command.ext)
-    return request.answer(
-        GetEarliestMsgStoretimeResponseHeader(stored_ms(context.store, header.topic, header.queue_id, 0)).encode()
-    )
+    found = stored_ms(context.store, header.topic, header.queue_id, 0) or -1
+    return request.answer(GetEarliestMsgStoretimeResponseHeader(found).encode())
 
 
 def stored_ms(store: LiveStore, topic: str, queue_id: int, queue_offset: int) -> int:
@@ -205,6 +205,8 @@ def query_consume_queue(context: ServerContext, request: Request) -> RemotingCom
     header = QueryConsumeQueueRequestHeader.decode(request.command.ext)
     first, end = queue_range(context.store, header.topic, header.queue_id)
     queue = context.store.consumequeues.queue(header.topic, header.queue_id)
+    if queue is None and context.store.topic(header.topic) is None:
+        raise Refused(ResponseCode.SYSTEM_ERROR, f"{header.queue_id}@{header.topic} is not exist!")
     start = max(header.index, first)
     units = [] if queue is None else list(queue.walk(start, min(end, start + max(0, min(header.count, 1024)))))
     data = [

@@ -25,7 +25,9 @@ from broker.remoting.command import RemotingCommand
 from broker.remoting.fastjson import ObjectMap, dumps
 from broker.server.context import Refused, Request, ServerContext
 from broker.server.counters import GET, PUT
+from broker.server.requests.naming import topic_of
 from broker.server.requests.queues import queue_range, stored_ms
+from broker.store.shared.control import Word
 
 _VERSION_NAME = "V5_3_3"
 
@@ -37,10 +39,11 @@ def queues_of(context: ServerContext, topic: str) -> list[int]:
 
 def get_topic_stats(context: ServerContext, request: Request) -> RemotingCommand:
     topic = TopicRequestHeader.decode(request.command.ext).topic
-    if context.store.topic(topic) is None:
+    config = topic_of(context, topic)
+    if config is None:
         raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist")
     table = []
-    for queue_id in queues_of(context, topic):
+    for queue_id in queues_of(context, topic) or range(config.read_queue_count):
         first, end = queue_range(context.store, topic, queue_id)
         updated = stored_ms(context.store, topic, queue_id, end - 1) if end > first else 0
         stats = {"lastUpdateTimestamp": updated, "maxOffset": end, "minOffset": first}
@@ -116,6 +119,8 @@ def query_subscription(context: ServerContext, request: Request) -> RemotingComm
 def query_time_spans(context: ServerContext, request: Request) -> RemotingCommand:
     """Of each queue: when its first and last message were stored, and the one that the group comes to next."""
     header = QueryConsumeTimeSpanRequestHeader.decode(request.command.ext)
+    if context.store.topic(header.topic) is None:
+        raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist")
     spans = []
     for queue_id in queues_of(context, header.topic):
         first, end = queue_range(context.store, header.topic, queue_id)
@@ -147,7 +152,7 @@ def view_stats(context: ServerContext, request: Request) -> RemotingCommand:
 
 
 def get_runtime_info(context: ServerContext, request: Request) -> RemotingCommand:
-    """What `mqadmin brokerStatus` and the dashboard show: texts only."""
+    """What `mqadmin brokerStatus`, the dashboard and RocketMQ's exporter show, which needs each name: texts only."""
     counters, store = context.counters, context.store
     puts, gets = counters.total(PUT), counters.total(GET)
     rates = [" ".join(f"{counters.recent(name, '', span)[1]:.4f}" for span in (10, 60, 600)) for name in (PUT, GET)]
@@ -164,7 +169,9 @@ def get_runtime_info(context: ServerContext, request: Request) -> RemotingComman
         "commitLogDiskRatio": f"{ratio:.4f}", "commitLogDirCapacity": _capacity(usage),
         "earliestMessageTimeStamp": _earliest_ms(context), "dispatchBehindBytes": 0,
         "producerGroups": producers, "consumerGroups": consumers, "startAcceptSendRequestTimeStamp": 0,
-        "consumeQueueDiskRatio": f"{ratio:.4f}",
+        "consumeQueueDiskRatio": f"{ratio:.4f}", "putMessageDistributeTime": "null",
+        "remainHowManyDataToFlush": f"{max(0, store.writer.control[Word.TAIL] - store.visible_end)} B",
+        "remainTransientStoreBufferNumbs": _NO_POOL,
         **dict.fromkeys(_ZEROS, 0), **_delays(context),
     }  # fmt: skip
     return request.answer(body=dumps({"table": {name: str(value) for name, value in table.items()}}))
@@ -176,8 +183,10 @@ _ZEROS = (
     "queryThreadPoolQueueHeadWaitTimeMills", "pageCacheLockTimeMills", "msgPutTotalYesterdayMorning",
     "msgPutTotalTodayMorning", "msgGetTotalYesterdayMorning", "msgGetTotalTodayMorning", "timerReadBehind",
     "timerOffsetBehind", "timerCongestNum", "timerEnqueueTps", "timerDequeueTps", "sendThreadPoolQueueCapacity",
-    "pullThreadPoolQueueCapacity",
+    "pullThreadPoolQueueCapacity", "queryThreadPoolQueueCapacity", "dispatchMaxBuffer", "getMessageEntireTimeMax",
+    "putMessageEntireTimeMax", "putMessageAverageSize", "putMessageSizeTotal",
 )  # fmt: skip
+_NO_POOL = (1 << 31) - 1  # RocketMQ: TransientStorePool, where there is none: none of its buffers is ever missing
 
 
 def _runtime(started_ms: int) -> str:

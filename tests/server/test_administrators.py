@@ -1,0 +1,57 @@
+"""What administrators' programs ask: RocketMQ's exporter, its dashboard, mqadmin."""
+
+from __future__ import annotations
+
+import pytest
+
+import broker
+from broker.remoting.codes import RequestCode as Code
+from broker.remoting.codes import ResponseCode as Answer
+from tests.server.conftest import Connect, Serve
+from tests.server.wire_client import json_of
+
+# Those without which RocketMQ's exporter reads none. RocketMQ: exporter, BrokerRuntimeStats (0.0.3).
+READ_BY_THE_EXPORTER = (
+    "bootTimestamp", "brokerVersion", "brokerVersionDesc", "commitLogDirCapacity", "commitLogDiskRatio",
+    "commitLogMaxOffset", "commitLogMinOffset", "consumeQueueDiskRatio", "dispatchBehindBytes", "dispatchMaxBuffer",
+    "earliestMessageTimeStamp", "getFoundTps", "getMessageEntireTimeMax", "getMissTps", "getTotalTps",
+    "getTransferredTps", "msgGetTotalTodayMorning", "msgGetTotalTodayNow", "msgGetTotalYesterdayMorning",
+    "msgPutTotalTodayMorning", "msgPutTotalTodayNow", "msgPutTotalYesterdayMorning", "pageCacheLockTimeMills",
+    "pullThreadPoolQueueCapacity", "pullThreadPoolQueueHeadWaitTimeMills", "pullThreadPoolQueueSize",
+    "putMessageAverageSize", "putMessageDistributeTime", "putMessageEntireTimeMax", "putMessageSizeTotal",
+    "putMessageTimesTotal", "putTps", "queryThreadPoolQueueCapacity", "queryThreadPoolQueueHeadWaitTimeMills",
+    "queryThreadPoolQueueSize", "remainHowManyDataToFlush", "remainTransientStoreBufferNumbs", "runtime",
+    "sendThreadPoolQueueCapacity", "sendThreadPoolQueueHeadWaitTimeMills", "sendThreadPoolQueueSize",
+    "startAcceptSendRequestTimeStamp",
+)  # fmt: skip
+
+
+def test_rocketmqs_exporter_finds_each_name(serve: Serve, connect: Connect) -> None:
+    """It reported no figure of the broker itself: nine names were missing."""
+    table = json_of(connect(serve()).request(Code.GET_BROKER_RUNTIME_INFO))["table"]
+    assert set(READ_BY_THE_EXPORTER) <= set(table)
+    assert float(table["remainHowManyDataToFlush"].split(" ")[0]) >= 0
+
+
+@pytest.mark.parametrize("topic", ["TBW102", "DefaultCluster_REPLY_TOPIC"])
+def test_a_topic_that_is_there_before_its_first_message_has_statistics(
+    serve: Serve, connect: Connect, topic: str
+) -> None:
+    """The list of topics named it, and who asked for the statistics of each got an error in each round."""
+    answer = connect(serve()).request(Code.GET_TOPIC_STATS_INFO, {"topic": topic})
+    assert answer.code == Answer.SUCCESS
+    assert answer.body.count(b'"maxOffset":0') == (8 if topic == "TBW102" else 1)
+
+
+def test_what_is_not_there_is_not_answered_as_if_it_were_empty(
+    serve: Serve, connect: Connect, store: broker.LiveStore
+) -> None:
+    client = connect(serve())
+    place = {"topic": "orders", "queueId": 0, "index": 0, "count": 1}
+    spans = {"topic": "orders", "group": "billing"}
+    assert client.request(Code.QUERY_CONSUME_TIME_SPAN, spans).code == Answer.TOPIC_NOT_EXIST
+    assert client.request(Code.QUERY_CONSUME_QUEUE, place).code == Answer.SYSTEM_ERROR
+    store.create_topic("orders", queues=1)
+    assert client.request(Code.QUERY_CONSUME_TIME_SPAN, spans).code == Answer.SUCCESS
+    assert json_of(client.request(Code.QUERY_CONSUME_QUEUE, place))["queueData"] == []
+    assert client.request(Code.GET_EARLIEST_MSG_STORETIME, place).ext["timestamp"] == "-1"
