@@ -208,6 +208,7 @@ def test_the_table_of_the_name_server_has_a_size(serve: Serve, connect: Connect)
     one = {"namespace": "n", "value": "v" * 60_000}
     codes = [client.request(Code.PUT_KV_CONFIG, {**one, "key": f"{number}"}).code for number in range(300)]
     assert codes == [Answer.SUCCESS] * 279 + [Answer.SYSTEM_ERROR] * 21
+    assert client.request(Code.PUT_KV_CONFIG, {**one, "key": "0"}).code == Answer.SUCCESS  # in place of what is there
     assert client.request(Code.DELETE_KV_CONFIG, {"namespace": "n", "key": "0"}).code == Answer.SUCCESS
     assert client.request(Code.PUT_KV_CONFIG, {**one, "key": "last"}).code == Answer.SUCCESS
 

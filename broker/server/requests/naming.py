@@ -5,6 +5,7 @@ RocketMQ: namesrv ClientRequestProcessor, DefaultRequestProcessor, RouteInfoMana
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from broker.format.config import PERM_INHERIT, PERM_READ, PERM_WRITE, TopicConfig
@@ -102,20 +103,20 @@ def delete_topic(_context: ServerContext, request: Request) -> RemotingCommand:
 
 def put_value(context: ServerContext, request: Request) -> RemotingCommand:
     header = KvConfigRequestHeader.decode(request.command.ext)
-    count = sum(map(len, context.properties.values()))
+    table = context.properties.get(header.namespace, {})
+    others = {**context.properties, header.namespace: {key: table[key] for key in table if key != header.key}}
     size = len(header.namespace) + len(header.key) + len(header.value or "")
-    if count >= _VALUES_MAX or size > _VALUE_SIZE_MAX or size + _table_size(context) > _TABLE_SIZE_MAX:
+    is_full = sum(map(len, others.values())) >= _VALUES_MAX or size + _table_size(others) > _TABLE_SIZE_MAX
+    if is_full or size > _VALUE_SIZE_MAX:
         raise Refused(ResponseCode.SYSTEM_ERROR, "the name server's table is full, or the value too large")
     context.properties.setdefault(header.namespace, {})[header.key] = header.value or ""
     return request.answer()
 
 
-def _table_size(context: ServerContext) -> int:
+def _table_size(tables: Mapping[str, Mapping[str, str]]) -> int:
     """Characters of the values with their names."""
     return sum(
-        len(namespace) + len(key) + len(value)
-        for namespace, table in context.properties.items()
-        for key, value in table.items()
+        len(namespace) + len(key) + len(value) for namespace, table in tables.items() for key, value in table.items()
     )
 
 
