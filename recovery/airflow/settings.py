@@ -29,8 +29,8 @@ from typing import Any
 
 from broker.errors import BrokerError
 from recovery.airflow.operating.sense import NAME_MOST, NEVER, check_sense, is_url
+from recovery.hanging import DoesNotAnswer, within_time
 from recovery.jobs.setup import ENGINES
-from recovery.page.hanging import DoesNotAnswer, within_time
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 SIZES = ("max_bytes", "free_bytes")

@@ -19,9 +19,9 @@ from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
 from broker.store.maintain.retention_registry import read_history
 from recovery.following.standing import copy_standing
+from recovery.hanging import within_time
 from recovery.jobs.recovering import crashed
 from recovery.jobs.setup import LATEST_RETENTION, last_report
-from recovery.page.hanging import within_time
 from recovery.views.consumer_lag import GroupPosition, positions
 from recovery.views.dead_letters import dead_letters, groups
 from recovery.views.overview import overview, story

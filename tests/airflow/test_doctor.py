@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 import broker
+from recovery import hanging
 from recovery.airflow.operating.doctor import OK, WRONG, examine
 from recovery.airflow.operating.sight import SightOperator, SightTrigger, sight_of, why_not_seen
 from recovery.airflow.settings import StoreSettings
 from recovery.airflow.workflows import doctor
-from recovery.page import hanging
 from tests.jobs.shops import ANSWERS, shop
 
 
@@ -63,6 +63,7 @@ def test_a_store_whose_disk_hangs_keeps_nobody_from_the_others(
         answers.set()
     (wrong,) = [one for what, one in found.items() if what.startswith("hangs, this process:")]
     assert (wrong.state, "its disk hangs" in wrong.what) == (WRONG, True)
+    assert "shown" not in wrong.what, "nothing is shown here: that is the page's"
     assert any(what.startswith("works: ") and "3 transactions in doubt" in what for what in found)
     assert ("its disk hangs" in seen["hangs"], seen["works"]) == (True, "")
     tasks = doctor.make([StoreSettings(name="works", path=places["works"])]).tasks

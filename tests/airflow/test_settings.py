@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from recovery import hanging
 from recovery.airflow.settings import (
     BadSettings,
     StoreSettings,
@@ -19,7 +20,6 @@ from recovery.airflow.settings import (
     read_stores,
     stores,
 )
-from recovery.page import hanging
 
 
 def test_a_toml_file_names_the_stores(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
         {"transactions", "answering", "work"},
         {"checkback"},
         {"scan"},
-        {"durations", "findings", "humanize", "interrupts", "metrics_server", "sqlite_files"},
+        {"durations", "findings", "hanging", "humanize", "interrupts", "metrics_server", "sqlite_files"},
     ),
     "broker.store": (
         {"writer"},

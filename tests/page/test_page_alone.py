@@ -16,9 +16,10 @@ from click.testing import CliRunner
 
 import broker
 from broker.errors import NotAStore
+from recovery import hanging
 from recovery.cli.declaration import VerbGroup
 from recovery.cli.run import page as verbs_page
-from recovery.page import facts, hanging
+from recovery.page import facts
 from recovery.page.app import OperationsPage, PageStore, make_page_app
 from recovery.page.sessions import SESSIONS_MAX, PageRefusal, Sessions
 from recovery.views.overview import overview, story

@@ -30,7 +30,7 @@ from recovery.airflow.operating.sight import look_at, why_not_seen
 from recovery.airflow.operating.standing import standing_of
 from recovery.airflow.settings import WHOLE_FILE, StoreList, StoreSettings, configured, in_one_directory
 from recovery.airflow.versions import AirflowException, BaseHook, check_version, conf
-from recovery.page.hanging import DoesNotAnswer, within_time
+from recovery.hanging import DoesNotAnswer, within_time
 
 OK, WARN, WRONG = "ok", "warn", "wrong"
 JOBS = {"SchedulerJob": "scheduler", "DagProcessorJob": "DAG processor", "TriggererJob": "triggerer"}

@@ -20,7 +20,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from broker.errors import BrokerError
 from recovery.airflow.operating.looks import in_a_thread
 from recovery.airflow.versions import AirflowException
-from recovery.page.hanging import DoesNotAnswer, within_time
+from recovery.hanging import DoesNotAnswer, within_time
 
 
 def why_not_seen(path: str) -> str:

@@ -89,8 +89,8 @@ def _given(paths: Sequence[str], ledger: str | None) -> Iterator[PageStore]:
 
     Raises NotAStore, BrokerError for a ledger's URL that cannot be used.
     """
+    from recovery.hanging import DoesNotAnswer, within_time
     from recovery.page.app import PageStore
-    from recovery.page.hanging import DoesNotAnswer, within_time
 
     if ledger is not None:
         from recovery.checkback.ledgers.engines import check_url

@@ -1,4 +1,4 @@
-"""Looks at stores that are given up when a store's disk does not answer: the page shows the others.
+"""Looks at stores that are given up when a store's disk does not answer: the page and the doctor go on to the others.
 
     seen = within_time(path, lambda: overview(path, now_ms()))
 
@@ -49,7 +49,6 @@ def _work(look: Callable[[], T], answer: Future[T]) -> None:
 
 
 def _hangs(path: str) -> DoesNotAnswer:
-    text = (
-        f"{path}: it does not answer within {WITHIN_S:g} s, so its disk hangs or is very slow. See whether `ls` there"
-    )
-    return DoesNotAnswer(f"{text} comes back; the store is shown again when it does", path=path)
+    text = f"it does not answer within {WITHIN_S:g} s, so its disk hangs or is very slow"
+    step = "See whether `ls` there comes back; until it does, nothing can be said about this store"
+    return DoesNotAnswer(f"{path}: {text}. {step}", path=path)
