@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -148,6 +149,20 @@ def test_the_settings_are_their_owners_alone_in_a_directory_that_was_there(tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["stores.toml"]
 
 
+def test_a_disk_that_is_full_leaves_nothing_beside_the_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each attempt left another hidden file, with the password of --ledger in it."""
+
+    def full(*_: object) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        verbs_up._write_settings(str(tmp_path / "stores.toml"), {"path": "/srv/shop.store"})
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [
@@ -249,6 +264,30 @@ def test_a_part_of_airflow_that_ended_is_named(gone: list[str], end: str, monkey
     line = last_runs(["shop"], Rest("http://127.0.0.1:1", lambda: None))
     assert line.endswith(end)
     assert all(name in line for name in gone)
+
+
+def test_a_busy_machine_is_waited_for(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """After three minutes it ended all, with the code of a defect of ours; the time of --seconds is kept."""
+    monkeypatch.setattr(verbs_up, "_TELL_WAITING_S", 0.0)
+    answers = iter([["scheduler"]] * 4 + [[]] * 2)
+    monkeypatch.setattr(Rest, "unhealthy", lambda _self: next(answers))
+    airflow, rest = Standalone("/nowhere", 1, ""), Rest("http://127.0.0.1:1", lambda: None)
+    verbs_up._wait(airflow, rest, lambda: not rest.unhealthy(), None, "is not healthy")
+    assert "is not healthy after 0 s (scheduler); its log: /nowhere/airflow.log. Waiting on" in capsys.readouterr().out
+    with pytest.raises(NotHere, match="does not know its DAGs after 0 s; its log"):
+        verbs_up._wait(airflow, rest, lambda: False, time.monotonic() - 1, "does not know its DAGs")
+    monkeypatch.setattr(airflow, "has_ended", lambda: True)
+    with pytest.raises(NotHere, match="ended by itself"):
+        verbs_up._wait(airflow, rest, lambda: False, None, "is not healthy")
+
+
+def test_a_verification_that_takes_long_does_not_end_the_demo(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An API server that was busy for half a minute ended Airflow, and the sale's result was the last line."""
+    rest = Rest("http://127.0.0.1:1", lambda: ("admin", "x"))
+    verbs_up._verify(rest, [StoreSettings(name="shop", path="/nowhere")])
+    assert "Verification: Airflow does not answer POST" in capsys.readouterr().out
 
 
 def test_all_pages_of_the_dags_are_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from recovery.cli.declaration import Argument, BadParameter, Exit, Option, VerbGroup
-from recovery.cli.shared import DEFECT, FINDINGS, USAGE, AsJson, examples, fail, listing, secret
+from recovery.cli.shared import FINDINGS, USAGE, AsJson, examples, listing, secret
 from recovery.cli.terminal.output import others_to_stderr, print_json, show, show_now
 
 if TYPE_CHECKING:
@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
 HOME = "~/.local/state/checkback/up"
 PORT = 8080
-_HEALTHY_S, _DAGS_S, _RUN_S = 180.0, 90.0, 600.0
+_RUN_S = 600.0
 _TELL_S = 5.0
+_TELL_WAITING_S = 60.0
 
 
 def up(
@@ -229,9 +230,13 @@ def _write_settings(named: str, settings: Mapping[str, Any]) -> None:
     title = os.path.basename(settings["path"]).split(".")[0]
     name = re.sub(r"[^A-Za-z0-9_-]", "-", title)[:NAME_MOST] or "store"
     descriptor, beside = tempfile.mkstemp(prefix=".stores-", dir=os.path.dirname(named))  # mode 0600
-    with open(descriptor, "w", encoding="utf-8") as file:
-        file.write(json.dumps({"stores": {name: settings}}, indent=2))
-    os.replace(beside, named)
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(json.dumps({"stores": {name: settings}}, indent=2))
+        os.replace(beside, named)
+    except OSError:  # a full disk
+        os.remove(beside)
+        raise
 
 
 def _check_stores(named: str, *, is_only_one: bool) -> None:
@@ -246,15 +251,16 @@ def _check_stores(named: str, *, is_only_one: bool) -> None:
 
 def _stay(airflow: Standalone, sale: Sale | None, until: float | None, server: ServedStore | None) -> None:
     """From the start to Ctrl-C."""
+    from recovery.airflow.local.preflight import NotHere
     from recovery.airflow.local.rest import Rest
     from recovery.airflow.settings import read_stores
 
     rest, looked_after = Rest(airflow.url, airflow.login), read_stores(airflow.stores).stores
     show_now(f"Airflow starts; its files and its log are in {airflow.home}")
     began = time.monotonic()
-    _wait(airflow, rest, lambda: not rest.unhealthy(), _HEALTHY_S, "is not healthy")
+    _wait(airflow, rest, lambda: not rest.unhealthy(), until, "is not healthy")
     wanted = {f"{store.name}.verify_store" for store in looked_after}
-    _wait(airflow, rest, lambda: wanted <= set(rest.dag_ids()), _DAGS_S, "does not know its DAGs")
+    _wait(airflow, rest, lambda: wanted <= set(rest.dag_ids()), until, "does not know its DAGs")
     login = airflow.login()
     show_now(f"Ready after {time.monotonic() - began:.0f} s")
     show_now(f"  Airflow   {airflow.url}" + (f"   user {login[0]}, password {login[1]}" if login else ""))
@@ -263,10 +269,9 @@ def _stay(airflow: Standalone, sale: Sale | None, until: float | None, server: S
         show_now(f"  RocketMQ  {server.address}   its log is {server.log}")
     show_now("  Ctrl-C stops all of it")
     while until is None or time.monotonic() < until:
-        if airflow.has_ended():
-            fail(f"Airflow ended by itself; its log says why: {airflow.log}", DEFECT)
+        _check_runs(airflow)
         if server is not None and server.has_ended():
-            fail(f"the server ended by itself; its log says why: {server.log}", DEFECT)
+            raise NotHere(f"the server ended by itself; its log says why: {server.log}")
         if sale is not None and (result := sale.result()):
             show_now(result)
             _verify(rest, looked_after)
@@ -277,12 +282,17 @@ def _stay(airflow: Standalone, sale: Sale | None, until: float | None, server: S
 
 def _verify(rest: Rest, looked_after: Sequence[StoreSettings]) -> None:
     """Have the first store verified by its DAG, and say what came of it."""
+    from recovery.airflow.local.rest import NoAnswer
     from recovery.jobs.setup import last_report
 
     store = looked_after[0]
-    run = rest.wait(f"{store.name}.verify_store", rest.trigger(f"{store.name}.verify_store"), _RUN_S)
+    try:
+        run = rest.wait(f"{store.name}.verify_store", rest.trigger(f"{store.name}.verify_store"), _RUN_S)
+    except NoAnswer as error:  # it is busy, and goes on
+        show_now(f"Verification: {error}")
+        return
     report = last_report(store.path)
-    if report is None or not run.is_over:
+    if report is None:
         show_now(f"Verification: {run.state}")
         return
     wrong = sum(report["counts"].values())
@@ -290,23 +300,39 @@ def _verify(rest: Rest, looked_after: Sequence[StoreSettings]) -> None:
     show_now(f"Verification by {report['engine']}: {facts}, digest {report['digest']}")
 
 
-def _wait(airflow: Standalone, rest: Rest, is_so: Callable[[], bool], timeout_s: float, what: str) -> None:
-    """Until something is so; ends the command when Airflow does, or when it takes too long."""
+def _wait(airflow: Standalone, rest: Rest, is_so: Callable[[], bool], until: float | None, what: str) -> None:
+    """Until something is so: on a busy machine for minutes, and each minute has a line.
+
+    Raises NotHere when Airflow ends before, or the time of `--seconds` is over.
+    """
+    from recovery.airflow.local.preflight import NotHere
     from recovery.airflow.local.rest import NoAnswer
 
-    deadline = time.monotonic() + timeout_s
+    began = told = time.monotonic()
     while True:
-        try:
+        with contextlib.suppress(NoAnswer):
             if is_so():
                 return
-        except NoAnswer:
-            pass
-        if airflow.has_ended():
-            fail(f"Airflow ended by itself; its log says why: {airflow.log}", DEFECT)
-        if time.monotonic() > deadline:
+        _check_runs(airflow)
+        now = time.monotonic()
+        is_late = until is not None and now > until
+        if is_late or now - told > _TELL_WAITING_S:
             missing = ", ".join(rest.unhealthy())
-            fail(f"Airflow {what} after {timeout_s:.0f} s ({missing}); its log: {airflow.log}", DEFECT)
+            which = f" ({missing})" if missing else ""
+            text = f"Airflow {what} after {now - began:.0f} s{which}; its log: {airflow.log}"
+            if is_late:
+                raise NotHere(text)
+            told = now
+            show_now(f"{text}. Waiting on; Ctrl-C stops all of it")
         time.sleep(0.5)
+
+
+def _check_runs(airflow: Standalone) -> None:
+    """Raises NotHere when Airflow is gone: its database does not answer, say, or has tables of a newer one."""
+    from recovery.airflow.local.preflight import NotHere
+
+    if airflow.has_ended():
+        raise NotHere(f"Airflow ended by itself; its log says why: {airflow.log}")
 
 
 def _tell(rest: Rest, looked_after: Sequence[StoreSettings]) -> None:
