@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import time
 import urllib.error
 import urllib.request
@@ -15,13 +16,14 @@ from http.client import HTTPException
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from airflow.sdk import BaseNotifier, Context
+from airflow.sdk import BaseNotifier, Context, Variable
 
 from recovery.airflow.hook import WEB_SCHEMES, http_address
 from recovery.airflow.versions import AirflowException, BaseHook
 from recovery.humanize import moment, span
 
 _TIMEOUT_S = 10.0
+_log = logging.getLogger(__name__)
 _TROUBLE = "trouble"  # the name of a note in an asset's state
 
 
@@ -38,6 +40,7 @@ class StoreAlert(BaseNotifier):
     """
 
     template_fields: Sequence[str] = ("store", "text")
+    is_of_failure = True
 
     def __init__(
         self, *, store: str, connection: str | None = None, text: str = "", again_s: float | None = None
@@ -52,18 +55,23 @@ class StoreAlert(BaseNotifier):
         """
         alert = self.alert(context)
         self.log.error("%s", alert["text"])
-        if not self.connection:
-            return
+        if self.connection and self._is_heard(context, alert) and self.is_of_failure:
+            _note_alerted(alert["dag"], alert["run"])
+
+    def _is_heard(self, context: Context, alert: Mapping[str, Any]) -> bool:
+        """Post it, unless that was done for the same trouble; whether an alert of it is out."""
         if getattr(context.get("task"), "is_alerted", False):
             self.log.info("no alert is sent: another run sent one")
-            return
+            return True
         note = self._note(context)
         kind, now_s = type(context.get("exception")).__name__, time.time()
         if self.again_s is not None and note.get("kind") == kind and 0 <= now_s - note["at_s"] < self.again_s:
             self.log.info("no alert is sent: one of this trouble was sent at %s UTC", moment(int(note["at_s"] * 1000)))
-            return
-        if self.post(alert) and self.again_s is not None:
+            return True
+        is_taken = self.post(alert)
+        if is_taken and self.again_s is not None:
             self._keep(context, {"kind": kind, "at_s": now_s, "since_s": note.get("since_s", now_s)})
+        return is_taken
 
     def post(self, alert: Mapping[str, Any]) -> bool:
         """Post it where the connection leads; whether it was taken."""
@@ -133,6 +141,8 @@ class WorksAgain(StoreAlert):
 class ApprovalAlert(StoreAlert):
     """Says that a question about a store waits for a person's answer, and where."""
 
+    is_of_failure = False
+
     def alert(self, context: Context) -> dict[str, Any]:
         """What is said: the question, and the page on which it is answered."""
         from airflow.providers.standard.operators.hitl import HITLOperator
@@ -186,14 +196,39 @@ def _without_login(url: str) -> tuple[str, str]:
 def deadline_missed(*, store: str, what: str, connection: str | None = None, context: Any = None) -> None:
     """What a DAG's deadline calls: an error in the log of the process that runs it, and the store's alert.
 
-    Airflow takes back the deadline of a run that succeeded, and not that of one that failed: its task had an alert.
+    Airflow takes back the deadline of a run that succeeded, and not that of one that failed. Of that one it says so
+    where no alert did: the callback of a killed task is lost with the DAG processor, and an alert with its endpoint.
     """
-    import logging
-
     run = context.get("dag_run") if isinstance(context, Mapping) else None
-    if isinstance(run, Mapping) and run.get("state") in ("failed", "success"):
-        return
+    state = run.get("state") if isinstance(run, Mapping) else None
+    if run is not None and state in ("failed", "success"):
+        dag_id, run_id = str(run.get("dag_id")), str(run.get("dag_run_id"))
+        if state == "success" or not connection or _is_alerted(dag_id, run_id):
+            return
+        what = f"{dag_id} failed, and no alert of that was delivered: look at its run {run_id} in Airflow"
     text = f"checkback, store {store}: {what}"
-    logging.getLogger(__name__).error("%s", text)
+    _log.error("%s", text)
     if connection:
         post(connection, {"text": text, "store": store, "error": what})
+
+
+# The last run of a DAG whose failure was alerted, in a Variable: a deadline reads nothing else of Airflow.
+
+
+def _variable(dag_id: str) -> str:
+    return f"checkback.alerted.{dag_id}"
+
+
+def _note_alerted(dag_id: str, run_id: str) -> None:
+    try:
+        Variable.set(_variable(dag_id), run_id, description="The last run that failed with an alert, for its deadline")
+    except Exception as error:  # noqa: BLE001 - it went out; the deadline says it once more
+        _log.warning("it is not noted that an alert was sent: %s", error)
+
+
+def _is_alerted(dag_id: str, run_id: str) -> bool:
+    try:
+        return bool(Variable.get(_variable(dag_id), default=None) == run_id)
+    except Exception as error:  # noqa: BLE001 - whatever the API server answers, an alert goes out
+        _log.warning("it is not known whether an alert was sent: %s", error)
+        return False

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from airflow.sdk import Connection
 
+from recovery.airflow import alerts
 from recovery.airflow.alerts import ApprovalAlert, StoreAlert, WorksAgain, deadline_missed, post
 from recovery.airflow.hook import http_address
 from recovery.airflow.settings import StoreSettings
@@ -232,12 +233,56 @@ def test_a_late_run_is_an_alert(listener: Callable[..., list[dict[str, Any]]]) -
     assert len(got) == 2
 
 
-def test_a_run_that_failed_in_time_is_not_late(listener: Callable[..., list[dict[str, Any]]]) -> None:
+@pytest.fixture
+def variables(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Airflow's Variables."""
+    kept: dict[str, Any] = {}
+
+    class Kept:
+        @staticmethod
+        def get(key: str, default: Any) -> Any:
+            return kept.get(key, default)
+
+        @staticmethod
+        def set(key: str, value: Any, **_: str) -> None:
+            kept[key] = value
+
+    monkeypatch.setattr(alerts, "Variable", Kept)
+    return kept
+
+
+def missed(run_id: str, state: str = "failed") -> None:
+    """What the deadline of a run calls."""
+    run = {"dag_run": {"dag_id": "shop.verify_store", "dag_run_id": run_id, "state": state}}
+    deadline_missed(store="shop", what="verify_store is not done after 6:00:00", connection="oncall", context=run)
+
+
+def test_a_run_that_failed_in_time_is_not_late(
+    listener: Callable[..., list[dict[str, Any]]], variables: dict[str, Any]
+) -> None:
     """Each failure had a second alert at its deadline, hours later for a verification, which was not true."""
     got = listener("oncall")
-    failed = {"dag_run": {"dag_id": "shop.check_back", "state": "failed"}}
-    deadline_missed(store="shop", what="check_back is not done after 0:05:00", connection="oncall", context=failed)
-    assert got == []
+    StoreAlert(store="shop", connection="oncall").notify(context(exception=OSError("down")))
+    missed("r1")
+    assert (len(got), variables) == (1, {"checkback.alerted.shop.verify_store": "r1"})
+    missed("r2", "success")
+    assert len(got) == 1
+
+
+def test_a_failure_that_nobody_heard_of_is_said_at_the_deadline(
+    listener: Callable[..., list[dict[str, Any]]], variables: dict[str, Any]
+) -> None:
+    """The callback of a killed task is lost with the DAG processor, and an alert while its endpoint is down."""
+    StoreAlert(store="shop", connection="deaf").notify(context(exception=OSError("down")))
+    got = listener("oncall")
+    ApprovalAlert(store="shop", connection="oncall").notify(context(task=SimpleNamespace(subject="?", body="")))
+    assert variables == {}, "a question is no failure"
+    missed("r1")
+    text = "checkback, store shop: shop.verify_store failed, and no alert of that was delivered: look at its run r1"
+    assert got[1]["text"] == f"{text} in Airflow"
+    variables["checkback.alerted.shop.verify_store"] = "r1"
+    missed("r2")
+    assert len(got) == 3, "that was another run"
 
 
 @pytest.mark.skipif(not HAS_APPROVALS, reason="this Airflow has no approvals")
