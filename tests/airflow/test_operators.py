@@ -31,6 +31,7 @@ from recovery.airflow.sensors import MessageSensor
 from recovery.airflow.settings import BadSettings, StoreSettings
 from recovery.airflow.versions import AirflowFailException, AirflowSkipException
 from recovery.airflow.workflows import check_back
+from recovery.airflow.workflows.store_dags import StoreDags
 from recovery.jobs.setup import LATEST_RETENTION, last_report
 from recovery.jobs.tasks import Unanswered, crashed
 from tests.airflow.bags import DagSerialization
@@ -116,6 +117,20 @@ def test_a_crash_that_nothing_watches_for_is_red(connection: Callable[..., str],
         assert check_back.make(settings).get_task("check_back").execute(context())["did"] == "a round"
     watched = check_back.make(StoreSettings(name="shop", path=str(path))).get_task("check_back")
     assert watched.is_watched
+
+
+def test_a_check_back_that_is_killed_is_no_circle_of_green_runs(tmp_path: Path) -> None:
+    """It left a crash, its second attempt was green, the recovery's went the same way, and nobody heard of it."""
+    path = killed_shop(tmp_path / "shop")
+    first, second = ({**context(), "ti": SimpleNamespace(try_number=number)} for number in (1, 2))
+    made = StoreDags("shop", path=str(path), resolver=ANSWERS, only=["check_back", "recover_after_crash"])
+    for dag in made.values():
+        task = dag.get_task("check_back")
+        assert task.execute(first)["did"] == "it crashed, and is recovered first"
+        with pytest.raises(AirflowFailException, match="this is attempt 2 of the task: the one before was killed, per"):
+            task.execute(second)
+        (alert,) = task.on_failure_callback
+        assert (alert.again_s, len(task.inlets)) == (21_600.0, 1), "one alert, and not one after each recovery"
 
 
 def test_a_retention_that_left_ledger_rows_is_red_when_all_else_is_done(tmp_path: Path) -> None:

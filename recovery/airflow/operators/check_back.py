@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from shlex import quote
 from typing import Any
 
 from airflow.sdk import Context
@@ -17,7 +18,9 @@ class CheckBackOperator(StoreOperator):
 
     With `fail_unanswered` it fails after a round in which somebody could not be asked, as `checkback check-back` does;
     without it that is a warning in the log. Where nothing watches for a crash of the store (`is_watched` is false) it
-    fails while the store is as a crash left it: a recovery has to be started by a person.
+    fails while the store is as a crash left it: a recovery has to be started by a person. A second attempt fails there
+    anywhere: the first was killed, perhaps, and left the store so. Recovery and check-back would take turns without an
+    end, and each run would be green.
     """
 
     is_inconclusive = False  # whether transactions wait, and the last round asked nobody: `WorksAgain`
@@ -36,16 +39,28 @@ class CheckBackOperator(StoreOperator):
             from recovery.airflow.operating.metrics import count_round
 
             count_round(self.store, found)
-        if not self.is_watched and tasks.crashed(path := self.store_path()):
-            text = "is as a crash left it, and nothing watches for that where a connection has the path of the store"
-            step = f"Trigger {self.store}.recover_after_crash, or give the settings of {self.store} the path, too"
-            raise AirflowFailException(f"{path} {text}. Check-back does not serve it. {step}")
+        attempt = getattr(context.get("ti"), "try_number", 1)
+        if (not self.is_watched or attempt > 1) and tasks.crashed(path := self.store_path()):
+            text, step = self._unwatched() if not self.is_watched else _killed(attempt, path)
+            raise AirflowFailException(
+                f"{path} is as a crash left it, and {text}. Check-back does not serve it. {step}"
+            )
         self.is_inconclusive = bool(found["in_doubt"]) and not found.get("asked")
         if missed := tasks.unanswered(self.store_path(), found):
             if self.fail_unanswered:
                 raise missed
             self.log.warning("%s", missed)
         return found
+
+    def _unwatched(self) -> tuple[str, str]:
+        text = "nothing watches for that where a connection has the path of the store"
+        return text, f"Trigger {self.store}.recover_after_crash, or give the settings of {self.store} the path, too"
+
+
+def _killed(attempt: int, path: str) -> tuple[str, str]:
+    text = f"this is attempt {attempt} of the task: the one before was killed, perhaps, for its memory or by a resolver"
+    step = f"If it happens after each recovery, `checkback check-back {quote(path)}` in a terminal shows what ends it"
+    return text, step
 
 
 class ParkedOperator(StoreOperator):

@@ -7,8 +7,10 @@ due, in batches; a pass that finds nothing writes nothing.
 
 **It fails**: after one retry the next pass is the next attempt. Red for minutes: look at the log of `check_back`.
 Mostly the application's database does not answer, or the store is locked by a recovery, or it crashed, and its settings
-have no path by which that is seen: trigger `recover_after_crash`. Transactions wait meanwhile; nothing is lost. There
-is one alert for a trouble that lasts, again after `ask_again_after_s`, and one when it is over.
+have no path by which that is seen: trigger `recover_after_crash`. Where attempts are killed, for their memory or by a
+resolver, each leaves a crash to recover from: the log names a command that shows what ends them. Transactions wait
+meanwhile; nothing is lost. There is one alert for a trouble that lasts, again after `ask_again_after_s`, and one when
+it is over.
 
 **It is green, and some stay in doubt**: nobody knows how they ended. After the policy's limit they are parked:
 trigger `resolve_parked`.
@@ -22,12 +24,12 @@ from zlib import crc32
 
 from airflow.sdk import DAG, Asset, AssetWatcher
 
-from recovery.airflow.alerts import StoreAlert, WorksAgain
+from recovery.airflow.alerts import WorksAgain
 from recovery.airflow.operators import CheckBackOperator
 from recovery.airflow.settings import StoreSettings
 from recovery.airflow.triggers import DueTrigger
 from recovery.airflow.versions import asset_or_every
-from recovery.airflow.workflows.wiring import merged, shared
+from recovery.airflow.workflows.wiring import alerted_once, merged, shared
 
 _WEIGHT = 6  # it takes seconds: before a rebuild and a verification, which may take hours, and behind a recovery
 
@@ -39,13 +41,12 @@ def make(store: StoreSettings, **overrides: Any) -> DAG:
     limits = {"most": timedelta(minutes=10), "within": timedelta(minutes=5)}
     wiring = shared(store, "check_back", retries=1, weight=_WEIGHT, **limits)
     due = due_asset(store)
-    alerts: dict[str, Any] = {
-        "on_failure_callback": [StoreAlert(store=store.name, connection=store.alerts, again_s=store.ask_again_after_s)],
-        "on_success_callback": [WorksAgain(store=store.name, connection=store.alerts)],
-        "inlets": [due],  # its state has what was alerted
-    }
     with DAG(**merged({"schedule": schedule(store, due), "doc_md": __doc__, **wiring}, overrides)) as dag:
         watched = {"fail_unanswered": True, "is_watched": bool(store.path)}
+        alerts = {
+            **alerted_once(store, due),
+            "on_success_callback": [WorksAgain(store=store.name, connection=store.alerts)],
+        }
         CheckBackOperator(task_id="check_back", **watched, **alerts, **store.target())
     return dag
 

@@ -38,6 +38,7 @@ from recovery.airflow.operators import (
 from recovery.airflow.settings import StoreSettings
 from recovery.airflow.triggers import CrashTrigger
 from recovery.airflow.workflows.wiring import (
+    alerted_once,
     answering,
     ask_param,
     asked_first,
@@ -75,7 +76,8 @@ def make(store: StoreSettings, **overrides: Any) -> DAG:
             outlets=[recovered(store.name)],
             **target,
         )
-        check_back = CheckBackOperator(task_id="check_back", **target)
+        once = alerted_once(store, recovered(store.name))  # one that is killed leaves another crash, and so on
+        check_back = CheckBackOperator(task_id="check_back", **once, **target)
         verify = VerifyOperator(task_id="verify", outlets=[verified(store.name)], **engine_pool(store), **target)
         asked = {"asked_by": "approve", "planned_by": "plan", "applied_by": "recover"}
         in_order = InOrderOperator(task_id="in_order", trigger_rule="all_done", **asked, **target)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from airflow.sdk import Param
+from airflow.sdk import Asset, Param
 
 from recovery.airflow.alerts import ApprovalAlert, StoreAlert
 from recovery.airflow.settings import StoreSettings
@@ -103,6 +103,15 @@ def answering(store: StoreSettings) -> dict[str, Any]:
     if store.approvers:
         arguments["assigned_users"] = [{"id": name, "name": name} for name in store.approvers]
     return arguments
+
+
+def alerted_once(store: StoreSettings, asset: Asset) -> dict[str, Any]:
+    """The arguments of a task that may fail in run after run: one alert, and a reminder after `ask_again_after_s`.
+
+    The state of `asset` has what was alerted.
+    """
+    failed = StoreAlert(store=store.name, connection=store.alerts, again_s=store.ask_again_after_s)
+    return {"on_failure_callback": [failed], "inlets": [asset]}
 
 
 def result_of(task_id: str, name: str) -> str:
