@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 from airflow.sdk import BaseNotifier, Context, Variable
 
 from recovery.airflow.hook import WEB_SCHEMES, http_address
-from recovery.airflow.versions import AirflowException, BaseHook
+from recovery.airflow.versions import HAS_SUPERVISED_DEADLINES, AirflowException, BaseHook
 from recovery.humanize import moment, span
 
 _TIMEOUT_S = 10.0
@@ -55,7 +55,7 @@ class StoreAlert(BaseNotifier):
         """
         alert = self.alert(context)
         self.log.error("%s", alert["text"])
-        if self.connection and self._is_heard(context, alert) and self.is_of_failure:
+        if self.connection and self._is_heard(context, alert) and self.is_of_failure and HAS_SUPERVISED_DEADLINES:
             _note_alerted(alert["dag"], alert["run"])
 
     def _is_heard(self, context: Context, alert: Mapping[str, Any]) -> bool:
@@ -203,7 +203,7 @@ def deadline_missed(*, store: str, what: str, connection: str | None = None, con
     state = run.get("state") if isinstance(run, Mapping) else None
     if run is not None and state in ("failed", "success"):
         dag_id, run_id = str(run.get("dag_id")), str(run.get("dag_run_id"))
-        if state == "success" or not connection or _is_alerted(dag_id, run_id):
+        if state == "success" or not (connection and HAS_SUPERVISED_DEADLINES) or _is_alerted(dag_id, run_id):
             return
         what = f"{dag_id} failed, and no alert of that was delivered: look at its run {run_id} in Airflow"
     text = f"checkback, store {store}: {what}"

@@ -4,6 +4,7 @@
 |---|---|---|
 | 3.1 | approvals, a link to the page | an approval is a red task that names the command to run; `checkback page` |
 | 3.2 | deadlines that call a function | no alert for a run that takes too long |
+| 3.3 | Variables for what a deadline calls | an alert of a failure that was not delivered is not tried again |
 | 3.3 | several deadlines | a question that waits is alerted at the one deadline, and not again |
 | 3.3 | retry policies | three retries whatever the error |
 | 3.3 | state of assets and of tasks | a triggerer that starts again reports all again; each failure alerts |
@@ -41,6 +42,8 @@ def version() -> tuple[int, int]:
 HAS_APPROVALS = version() >= (3, 1)
 HAS_DEADLINES = version() >= (3, 2)
 HAS_SEVERAL_DEADLINES = version() >= (3, 3)
+HAS_SUPERVISED_DEADLINES = version() >= (3, 3)
+"""Whether what a deadline calls can read Airflow's Variables."""
 HAS_RETRY_POLICIES = version() >= (3, 3)
 
 
