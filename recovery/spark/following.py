@@ -13,6 +13,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from broker.errors import CorruptStore
+from broker.format.commitlog import BLANK_SIZE
+from broker.store.disk.files import Missing
 from recovery.pipeline.splits import plan
 from recovery.pipeline.store_location import LogManifest
 from recovery.scan.scanner import Scan
@@ -38,6 +40,7 @@ class FollowingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._reader = RecordsReader(settings, columns)
         self._is_bounded = False
         self._target: int | None = None
+        self._waits_at: tuple[int, LogManifest] | None = None  # the end of the log, and the log that was read up to it
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
         """Where the first batch begins."""
@@ -70,6 +73,9 @@ class FollowingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _end(self, log: LogManifest, begin: int, most: int) -> int:
         """After the last whole record behind `begin`, or behind the one that passes `most` bytes (0: no bound)."""
+        if self._waits_at == (begin, log) and _is_empty(log, begin):
+            return begin
+        self._waits_at = None
         scan = Scan(log.listing(), begin, resync=True)
         end = begin
         for records in scan:
@@ -77,7 +83,8 @@ class FollowingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             within = ends[ends - begin <= most] if most else ends
             end = int(within[-1]) if len(within) else max(end, int(ends[0]) if end == begin else end)
             if most and len(within) < len(ends):
-                break
+                return end
+        self._waits_at = end, log
         return end
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
@@ -96,6 +103,16 @@ class FollowingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, int]) -> None:
         """Nothing is held back for a batch, so nothing is released."""
+
+
+def _is_empty(log: LogManifest, commitlog_offset: int) -> bool:
+    """Whether nothing was written at an offset yet. A broker may fill a new segment of 1 GiB with zeros
+    (warmMapedFileEnable): to look behind them at each trigger took a second."""
+    segment = log.listing().at(commitlog_offset)
+    try:
+        return segment is None or not any(segment.read(commitlog_offset - segment.base, BLANK_SIZE))
+    except Missing:
+        return False
 
 
 def _check_not_behind(log: LogManifest, begin: int) -> None:

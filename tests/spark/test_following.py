@@ -13,7 +13,7 @@ from broker.errors import CorruptStore
 from broker.store.shared.control import Word
 from broker.store.write import appender, fast_append
 from recovery.scan import scan
-from recovery.spark import stream
+from recovery.spark import following, stream
 from recovery.spark.following import FollowingReader
 from recovery.spark.options import settings_of
 from tests.compiled_module import use
@@ -114,6 +114,41 @@ def test_half_a_record_waits(tmp_path: Path) -> None:
     assert slow.latestOffset({"commitlog_offset": 0}) == {"commitlog_offset": offsets[1]}
     assert slow.latestOffset({"commitlog_offset": log.end}) == {"commitlog_offset": log.end}
     assert slow.partitions({"commitlog_offset": 5}, {"commitlog_offset": 5}) == []
+
+
+def test_a_stream_that_waits_does_not_search_the_rest_of_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker may fill a segment of 1 GiB with zeros: each trigger read all of them, 1.3 s of a processor."""
+    log = Log(8192)
+    _append(log, 4)
+    tmp_path.joinpath("store").mkdir()
+    _write(log, tmp_path / "store")
+    reader = FollowingReader(settings_of({"path": str(tmp_path / "store")}), ["commitlog_offset"])
+    end = reader.latestOffset({"commitlog_offset": 0})
+    assert end == {"commitlog_offset": log.end}
+    with monkeypatch.context() as patch:
+        patch.setattr(following, "Scan", None)
+        assert reader.latestOffset(end) == end
+    for more in (1, 12):  # in the same segment, and into the next one
+        _append(log, more)
+        _write(log, tmp_path / "store")
+        assert (end := reader.latestOffset(end)) == {"commitlog_offset": log.end}
+
+
+def test_a_stream_goes_on_behind_a_hole_where_a_batch_ended(tmp_path: Path) -> None:
+    """maxBytes ended a batch before it: what follows was not looked for, so the zeros say nothing."""
+    log = Log(8192)
+    _append(log, 6)
+    offsets = sorted(log.records)
+    log.segments[0][offsets[2] : offsets[4]] = bytes(offsets[4] - offsets[2])
+    tmp_path.joinpath("store").mkdir()
+    _write(log, tmp_path / "store")
+    settings = settings_of({"path": str(tmp_path / "store"), "maxBytes": str(offsets[2])})
+    reader = FollowingReader(settings, ["commitlog_offset"])
+    first = reader.latestOffset({"commitlog_offset": 0})
+    assert first == {"commitlog_offset": offsets[2]}
+    assert reader.latestOffset(first)["commitlog_offset"] > offsets[4]
 
 
 def test_a_stream_that_is_to_fail_at_damage_fails_where_a_part_of_the_log_is_gone(tmp_path: Path) -> None:
