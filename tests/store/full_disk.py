@@ -15,19 +15,25 @@ KIB, MIB = 1 << 10, 1 << 20
 
 @pytest.fixture(params=["tmpfs", "ext4"])
 def small(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """A file system of some 24 MiB; ext4 may be mounted where loop devices are."""
-    point = tmp_path / "small"
-    point.mkdir()
-    if request.param == "tmpfs":
-        mount(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(point)])
-    else:
-        image = tmp_path / "image"
-        with image.open("wb") as file:
-            file.truncate(24 * MIB)
-        mount(["mkfs.ext4", "-q", "-O", "^has_journal", "-m", "0", str(image)])
-        mount(["mount", "-o", "loop", str(image), str(point)])
+    """A file system of some 24 MiB."""
+    point = mount_small(request.param, tmp_path, 24 * MIB)
     yield point
     subprocess.run(["umount", "--lazy", str(point)], check=True)
+
+
+def mount_small(kind: str, directory: Path, size: int) -> Path:
+    """Where a file system of this size was mounted; ext4 may be where loop devices are."""
+    point = directory / "small"
+    point.mkdir()
+    if kind == "tmpfs":
+        mount(["mount", "-t", "tmpfs", "-o", f"size={size},nr_inodes=1000", "tmpfs", str(point)])
+    else:
+        image = directory / "image"
+        with image.open("wb") as file:
+            file.truncate(size)
+        mount(["mkfs.ext4", "-q", "-O", "^has_journal", "-m", "0", str(image)])
+        mount(["mount", "-o", "loop", str(image), str(point)])
+    return point
 
 
 def mount(command: list[str]) -> None:

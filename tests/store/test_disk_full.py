@@ -13,30 +13,15 @@ import pytest
 from broker.errors import StoreFull
 from broker.store.disk import syscalls as calls
 from broker.store.disk.files import Disk
+from tests.store.full_disk import MIB, mount, mount_small
 
 DISK = Disk()
-MIB = 1 << 20
-
-
-def _mount(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, check=False, text=True)
-    if done.returncode:
-        pytest.skip(f"cannot mount here: {done.stderr.strip()}")
 
 
 @pytest.fixture(params=["tmpfs", "ext4"])
 def small(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """A file system with some 4 MiB."""
-    point = tmp_path / "small"
-    point.mkdir()
-    if request.param == "tmpfs":
-        _mount(["mount", "-t", "tmpfs", "-o", "size=4m,nr_inodes=1000", "tmpfs", str(point)])
-    else:
-        image = tmp_path / "image"
-        with image.open("wb") as file:
-            file.truncate(4 * MIB)
-        _mount(["mkfs.ext4", "-q", "-O", "^has_journal", "-m", "0", str(image)])
-        _mount(["mount", "-o", "loop", str(image), str(point)])
+    """A file system of some 4 MiB."""
+    point = mount_small(request.param, tmp_path, 4 * MIB)
     yield point
     subprocess.run(["umount", str(point)], check=True)
 
@@ -55,7 +40,7 @@ def test_allocation_refuses_and_leaves_nothing(small: Path) -> None:
 
 def test_a_disk_without_inodes_says_so(tmp_path: Path) -> None:
     """It said how many bytes are free, which were enough."""
-    _mount(["mount", "-t", "tmpfs", "-o", "size=4m,nr_inodes=3", "tmpfs", str(tmp_path)])
+    mount(["mount", "-t", "tmpfs", "-o", "size=4m,nr_inodes=3", "tmpfs", str(tmp_path)])
     try:
         DISK.allocate(str(tmp_path / "first"), MIB)
         DISK.create_directory(str(tmp_path / "second"))
