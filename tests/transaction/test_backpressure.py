@@ -27,6 +27,8 @@ def test_what_is_beyond_the_limit_is_refused_until_check_back_went_on(tmp_path: 
             _soon(store)
         with pytest.raises(NotPermitted):
             prepare(store)  # without another count
+        with pytest.raises(NotPermitted):
+            store.transactions.prepare_async(broker.Message("orders", b"1"), "shop")
         assert refused.value.code == "SYSTEM_BUSY"
         store.append(broker.Message("orders", b"plain messages go on"))
         store.transactions.rollback(halves.pop())

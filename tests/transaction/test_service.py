@@ -364,6 +364,7 @@ def test_a_slave_refuses_sends_and_ends(tmp_path: Path) -> None:
                 lambda: slave.transactions.commit(half),
                 lambda: slave.transactions.rollback(half),
                 lambda: slave.transactions.prepare(message(), "shop"),
+                lambda: slave.transactions.prepare_async(message(), "shop"),
                 lambda: slave.transactions.park(half, "no"),
                 lambda: slave.append(message(topic="plain")),
                 lambda: slave.append_batch([message(topic="plain")]),
@@ -382,8 +383,9 @@ def test_transactional_messages_can_be_refused(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         half = store.transactions.prepare(message(), "shop")
     with opened(tmp_path, reject_transactions=True) as store:
-        with pytest.raises(broker.NotPermitted, match="no transactional messages") as refused:
-            store.transactions.prepare(message(), "shop")
-        assert refused.value.code == "NO_PERMISSION"
+        for prepare in (store.transactions.prepare, store.transactions.prepare_async):
+            with pytest.raises(broker.NotPermitted, match="no transactional messages") as refused:
+                prepare(message(), "shop")
+            assert refused.value.code == "NO_PERMISSION"
         store.append(message(topic="plain"))
         assert store.transactions.rollback(half).again is False
