@@ -85,13 +85,12 @@ class LedgerResolver:
 
     def ask(self, questions: Sequence[Question], now_ms: int) -> list[Answer]:  # noqa: ARG002 - the rows know the time
         """The answers; halves of one transaction have one key and get one answer."""
-        halves = [question.half for question in questions]
-        bound = {key: half.producer_group for half in halves if (key := _key(half)) and _binding(half)}
-        unbound = [key for half in halves if (key := _key(half)) and not _binding(half)]
-        named = {key: binding for half in halves if (key := _key(half)) and (binding := _binding(half))}
-        found = self._answers(bound, named) if bound else {}
+        halves = {key: one.half for one in questions if (key := _key(one.half))}
+        named = {key: binding for key, half in halves.items() if (binding := _binding(half))}
+        unbound = [key for key in halves if key not in named]
+        found = self._answers({key: halves[key].producer_group for key in named}, named) if named else {}
         found |= self._of_unbound(unbound) if unbound else {}
-        return [found.get(_key(half) or "", _NO_ROW) for half in halves]
+        return [found.get(_key(one.half) or "", _NO_ROW) for one in questions]
 
     def answers(self, groups: dict[str, str]) -> dict[str, Answer]:
         """The answers for keys of this ledger, given with their producer groups."""
