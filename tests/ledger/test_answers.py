@@ -221,3 +221,31 @@ def _execute(connection: Any, statement: str) -> None:
         with contextlib.closing(connection.cursor()) as cursor:
             cursor.execute(statement)
         connection.commit()
+
+
+@pytest.mark.parametrize(
+    ("limit", "is_first_held", "why"),
+    [("_DECIDING_S", False, "not asked this time"), ("_WAITING_S", True, "others were waited for")],
+)
+def test_a_slow_database_holds_up_one_batch_and_no_more(
+    postgres_url: URL, monkeypatch: pytest.MonkeyPatch, limit: str, is_first_held: bool, why: str
+) -> None:
+    """What was decided by then is kept; the rest is still running, has no tombstone, and is asked the next time."""
+    engine = create_engine(postgres_url)
+    ledger = Ledger(engine)
+    ledger.create_all()
+    resolver, keys = resolver_of(ledger, STORE_ID), [new_key(1_700_000_000_000) for _ in range(3)]
+    asked = dict.fromkeys(keys, "shop")
+    with engine.connect() as running, monkeypatch.context() as slow:
+        if is_first_held:
+            ledger.insert(running, keys[0], "shop", STORE_ID)
+        slow.setattr(f"recovery.checkback.ledger_resolver.{limit}", -1.0)
+        first, *rest = resolver.answers(asked).values()
+        running.rollback()
+    assert first.outcome is (Outcome.RUNNING if is_first_held else Outcome.ROLLED_BACK)
+    assert why not in first.why
+    assert [(one.outcome, why in one.why) for one in rest] == [(Outcome.RUNNING, True)] * 2
+    with engine.connect() as after:
+        assert len(after.execute(ledger.rows.select()).all()) == (0 if is_first_held else 1)
+    assert {one.outcome for one in resolver.answers(asked).values()} == {Outcome.ROLLED_BACK}
+    engine.dispose()
