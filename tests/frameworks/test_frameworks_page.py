@@ -27,6 +27,7 @@ SHOWN = (
     "shops/psycopg_shop.py",
     "django_shop/announcements.py",
     "django_shop/views.py",
+    "django_shop/wsgi.py",
     "django_shop/management/commands/check_back.py",
 )
 
