@@ -12,6 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from http.client import HTTPException
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
@@ -56,7 +57,7 @@ class StoreAlert(BaseNotifier):
         alert = self.alert(context)
         self.log.error("%s", alert["text"])
         if self.connection and self._is_heard(context, alert) and self.is_of_failure and HAS_SUPERVISED_DEADLINES:
-            _note_alerted(alert["dag"], alert["run"])
+            _note_alerted(alert["dag"])
 
     def _is_heard(self, context: Context, alert: Mapping[str, Any]) -> bool:
         """Post it, unless that was done for the same trouble; whether an alert of it is out."""
@@ -202,33 +203,37 @@ def deadline_missed(*, store: str, what: str, connection: str | None = None, con
     run = context.get("dag_run") if isinstance(context, Mapping) else None
     state = run.get("state") if isinstance(run, Mapping) else None
     if run is not None and state in ("failed", "success"):
-        dag_id, run_id = str(run.get("dag_id")), str(run.get("dag_run_id"))
-        if state == "success" or not (connection and HAS_SUPERVISED_DEADLINES) or _is_alerted(dag_id, run_id):
+        if state == "success" or not (connection and HAS_SUPERVISED_DEADLINES) or _is_alerted(run):
             return
-        what = f"{dag_id} failed, and no alert of that was delivered: look at its run {run_id} in Airflow"
+        where = f"look at its run {run.get('dag_run_id')} in Airflow"
+        what = f"{run.get('dag_id')} failed, and no alert of that was delivered: {where}"
     text = f"checkback, store {store}: {what}"
     _log.error("%s", text)
     if connection:
         post(connection, {"text": text, "store": store, "error": what})
 
 
-# The last run of a DAG whose failure was alerted, in a Variable: a deadline reads nothing else of Airflow.
+# When the last failure of a DAG was alerted, in a Variable: a deadline reads nothing else of Airflow. It is a time, and
+# no run, since the deadline of one may come when others have failed. A DAG has one run at a time.
 
 
-def _variable(dag_id: str) -> str:
+def _variable(dag_id: object) -> str:
     return f"checkback.alerted.{dag_id}"
 
 
-def _note_alerted(dag_id: str, run_id: str) -> None:
+def _note_alerted(dag_id: str) -> None:
     try:
-        Variable.set(_variable(dag_id), run_id, description="The last run that failed with an alert, for its deadline")
+        about = "When its last failure was alerted, for its deadline"
+        Variable.set(_variable(dag_id), datetime.now(UTC).isoformat(), description=about)
     except Exception as error:  # noqa: BLE001 - it went out; the deadline says it once more
         _log.warning("it is not noted that an alert was sent: %s", error)
 
 
-def _is_alerted(dag_id: str, run_id: str) -> bool:
+def _is_alerted(run: Mapping[str, Any]) -> bool:
+    """Whether an alert of the run's DAG went out after the run had begun."""
     try:
-        return bool(Variable.get(_variable(dag_id), default=None) == run_id)
+        noted = Variable.get(_variable(run.get("dag_id")), default=None)
+        return noted is not None and datetime.fromisoformat(noted) >= datetime.fromisoformat(str(run["start_date"]))
     except Exception as error:  # noqa: BLE001 - whatever the API server answers, an alert goes out
         _log.warning("it is not known whether an alert was sent: %s", error)
         return False
