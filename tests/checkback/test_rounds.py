@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,71 +16,17 @@ from broker.transaction.service import Half
 from recovery.checkback.catalog import Catalog, attempts_of
 from recovery.checkback.manual import find
 from recovery.checkback.policy import AtLimit, Policy, Rule
-from recovery.checkback.protocol import Answer, Outcome, Question
+from recovery.checkback.protocol import Outcome
 from recovery.checkback.round import CheckBack, RoundReport
 from recovery.humanize import moment
-from tests.checkback.shop import open_store
+from tests.checkback.room import RULE, Room, room
 from tests.transaction.opened import damage
+
+__all__ = ["room"]
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 
 MINUTE = 60_000
-RULE = Rule(jitter=0.0, interval_ms=30_000, backoff=2.0, most_checks=3)
-
-
-class Told:
-    """Answers what it is told, and remembers what it was asked."""
-
-    def __init__(self) -> None:
-        self.outcomes: dict[int, Outcome] = {}
-        self.default = Outcome.UNKNOWN
-        self.why = "told so"
-        self.asked: list[Half] = []
-
-    def ask(self, questions: Sequence[Question], _now_ms: int) -> list[Answer]:
-        self.asked += [question.half for question in questions]
-        return [
-            Answer(self.outcomes.get(question.half.commitlog_offset, self.default), self.why) for question in questions
-        ]
-
-
-class Room:
-    """A store, who answers, and a clock."""
-
-    def __init__(self, path: Path) -> None:
-        self.store = open_store(path)
-        self.told = Told()
-        self.stored_ms = 0
-        self.catalogs: list[Catalog] = []
-
-    def prepare(self, topic: str = "orders", count: int = 1, **properties: str) -> list[Half]:
-        halves = [
-            self.store.transactions.prepare(
-                broker.Message(topic, b"%d" % number), "shop", extra_properties=properties or None
-            )
-            for number in range(count)
-        ]
-        self.stored_ms = halves[-1].store_timestamp_ms
-        return halves
-
-    def round(self, after_ms: int, *, rule: Rule = RULE, dry_run: bool = False, **options: int | None) -> RoundReport:
-        """One round of a process that was just started, `after_ms` after the last half message was stored."""
-        catalog = Catalog.open(self.store.path, self.store.store_id)
-        self.catalogs.append(catalog)
-        check = CheckBack(self.store, self.told, policy=Policy(rule), catalog=catalog, by="test", **options)  # type: ignore[arg-type]
-        return check.round(self.stored_ms + after_ms, dry_run=dry_run)
-
-    def close(self) -> None:
-        for catalog in self.catalogs:
-            catalog.close()
-        self.store.close()
-
-
-@pytest.fixture
-def room(tmp_path: Path) -> Iterator[Room]:
-    room = Room(tmp_path / "store")
-    yield room
-    room.close()
 
 
 def state(room: Room, half: Half) -> TransactionState:
