@@ -195,6 +195,7 @@ def test_recheck_takes_back_what_is_parked_and_counts_anew(in_doubt: tuple[Path,
     assert states(path, halves)[0] == "PARKED"
     code, done = run("recheck", path, *(half.message_id for half in halves), "--json")
     assert (code, [one["result"] for one in done]) == (WELL, ["unparked", "unchanged", "unchanged"])
+    assert [one["why"] for one in done] == ["", "it was not parked", "it was not parked"]
     assert states(path, halves) == ["PREPARED"] * 3
     assert attempts_of(str(path)) == {}
 
@@ -207,9 +208,8 @@ def test_a_person_decides_and_the_end_record_says_who_and_why(
     in_doubt: tuple[Path, list[Half]], run: Run, name: str
 ) -> None:
     path, halves = in_doubt
-    code, done = run(
-        "resolve", path, getattr(halves[1], name), "--commit", "--why", "paid, ticket 12", "--by", "ada", "--json"
-    )
+    decide = ("--commit", "--why", "paid, ticket 12", "--by", "ada", "--json")
+    code, done = run("resolve", path, getattr(halves[1], name), *decide)
     assert (code, [one["result"] for one in done]) == (WELL, ["committed"])
     assert states(path, halves) == ["PREPARED", "COMMITTED", "PREPARED"]
     with open_store(path) as store:
