@@ -117,6 +117,21 @@ def test_what_is_anothers_is_not_given_up_either(store: LiveStore, service_of: C
     assert report.oldest_ms is not None
 
 
+def test_what_another_has_asked_about_is_not_given_up_either(
+    store: LiveStore, service_of: Callable[..., CheckService]
+) -> None:
+    """The catalog knows it then, and whose it is."""
+    halves = prepare(store, "b")
+    asked = service_of("b", resolver=lambda _: "unknown").run_once()
+    assert asked is not None
+    assert asked.unknown == 1
+    gives_up = Policy(Rule(first_check_after_ms=0, longest_ms=0, at_limit=AtLimit.ROLLBACK))
+    report = service_of("a", policy=gives_up).run_once()
+    assert report is not None
+    assert (report.in_doubt, report.of_others, report.due) == (1, 1, 0)
+    assert states(store, halves) == ["PREPARED"]
+
+
 def test_what_is_anothers_is_read_once_and_forgotten_when_it_ended(store: LiveStore) -> None:
     """A process of one group would keep each transaction of the others for as long as it lives."""
     halves = prepare(store, "a", "b")
