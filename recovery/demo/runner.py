@@ -37,7 +37,7 @@ _LOOK_S = 0.02
 _KILL_EVERY_S, _CLUSTER_KILL_EVERY_S = 0.8, 4.0  # a member of a cluster takes seconds to be back
 _REST_S, _STALLED_S = 30.0, 3.0
 _CLUSTER_REST_S, _CLUSTER_STILL_S = 240.0, 20.0  # a broker checks now and then, and op messages are late
-_LONGER = 2.0  # so much longer than asked for, until every kind of crash hit often enough
+_LONGER = 10.0  # times as long as asked for at most, until every kind of crash hit often enough
 _HOT_STOCK = [(f"hot-{number}", 12) for number in range(4)]
 _PLENTY_STOCK = [(f"plenty-{number}", 1000) for number in range(4)]
 
@@ -126,7 +126,7 @@ class Demo:
                 self._processes[index] = role, self._start(role)
 
     def _sale(self) -> None:
-        """Until the time is over and every kind of crash hit often enough; then it ends anyway."""
+        """Until the time is over and every kind of crash hit often enough; it ends after _LONGER times that anyway."""
         every_s = _CLUSTER_KILL_EVERY_S if self.setting.broker else _KILL_EVERY_S
         began = last_kill = time.monotonic()
         while (now := time.monotonic()) - began < _LONGER * self._seconds:

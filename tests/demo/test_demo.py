@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shutil
 from collections.abc import Callable
@@ -17,7 +18,7 @@ import broker
 from recovery.cli import consumer as verbs_consume
 from recovery.cli.declaration import VerbGroup
 from recovery.cli.terminal.tables_consumer import reconciliation
-from recovery.demo import roles, shop
+from recovery.demo import roles, runner, shop
 from recovery.demo.crashes import ALL
 from recovery.demo.reconcile import CountCheck, Reconciliation, reconcile
 from recovery.demo.runner import Demo
@@ -101,6 +102,12 @@ def test_the_verb_shows_the_sums(tmp_path: Path) -> None:
 def test_what_cannot_be_switched_off_is_said(tmp_path: Path) -> None:
     with pytest.raises(broker.BrokerError, match=r"only check-back, dedup, tombstone, dispatch"):
         Demo(str(tmp_path), off=["luck"])
+
+
+def test_a_sale_over_a_cluster_has_time_for_the_kills_that_it_needs() -> None:
+    """With half of that time checkback demo --broker said, however fast the machine: too few crashes hit."""
+    seconds = inspect.signature(Demo).parameters["seconds"].default
+    assert runner._LONGER * seconds > runner.LEAST * runner._CLUSTER_KILL_EVERY_S
 
 
 @pytest.fixture
