@@ -135,6 +135,10 @@ class BoundLedger(abc.ABC):
         """The error of a transaction where the database did not say whose ledger it is, with the next step."""
         cause = " ".join(str(getattr(error, "orig", None) or error).split())[:200]
         step = f"Are its tables there? They are made by {self.making_tables}"
+        if "denied" in cause or "row-level security" in cause:
+            step = "Its user needs SELECT and INSERT on the tables of the ledger"
+        if "read-only" in cause or "readonly" in cause:
+            step = "Its transactions must be able to write: name the primary, and a user that may"
         if "locked" in cause:  # SQLite: perhaps by the very transaction that the message is sent in
             step = "make the producer when the program starts, before any transaction"
             step = f"A transaction holds SQLite's lock: {step}"

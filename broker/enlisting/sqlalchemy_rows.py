@@ -71,7 +71,10 @@ class SqlAlchemyRows:
             text = f"check-back rolled the transaction {key} back, since it took too long: nothing was saved"
             raise AlreadyEnded(f"{text}. Do it again, or raise first_check_after", state=ROLLED_BACK) from error
         if self._finds_its_place:
-            table_id = int(done.scalar_one())
+            table_id = done.scalar()
+            if table_id is None:
+                text = "the ledger's table took no row: a trigger or a rule of the table keeps it out"
+                raise TransactionError(f"{text}. Remove that, and send again")
             if table_id != self._home:
                 self._check_home(connection, table_id)
 

@@ -31,10 +31,14 @@ _NO_TABLE_STATES = {"42P01", "3F000"}
 _NO_TABLE_NUMBERS = {1146}
 _NO_TABLE_WORDS = ("no such table",)
 
-# A tombstone cannot go in there, today or tomorrow: no permission, or a standby.
-_NO_WRITING_STATES = {"42501", "25006"}
-_NO_WRITING_NUMBERS = {1044, 1142, 1143, 1227, 1290, 1792, 1836}
+# A tombstone cannot go in there, today or tomorrow: a standby, or what takes no writes.
+_NO_WRITING_STATES = {"25006"}
+_NO_WRITING_NUMBERS = {1290, 1792, 1836}
 _NO_WRITING_WORDS = ("readonly database", "read-only database")
+
+_NO_PERMISSION_STATES = {"42501"}  # row level security, too
+_NO_PERMISSION_NUMBERS = {1044, 1142, 1143, 1227}
+_PERMISSIONS = "It needs SELECT and INSERT on the tables of the ledger, to remove old rows UPDATE and DELETE, too"
 
 
 def answer(error: SQLAlchemyError, url: URL, making_tables: str = MAKING_TABLES) -> Answer:
@@ -53,6 +57,9 @@ def answer(error: SQLAlchemyError, url: URL, making_tables: str = MAKING_TABLES)
     if _is(cause, cause_text, _NO_WRITING_STATES, _NO_WRITING_NUMBERS, _NO_WRITING_WORDS):
         text = f"the ledger's database {place(url)} takes no tombstone: {cause_text}"
         return Answer(Outcome.REFUSED, f"{NOTHING_DECIDED}{text}. Check-back must insert there, on the primary")
+    if _is(cause, cause_text, _NO_PERMISSION_STATES, _NO_PERMISSION_NUMBERS, ()):
+        text = f"the user of the ledger's database {place(url)} lacks a permission: {cause_text}"
+        return Answer(Outcome.REFUSED, f"{NOTHING_DECIDED}{text}. {_PERMISSIONS}")
     return Answer(Outcome.DOWN, f"the ledger's database {place(url)} does not answer: {cause_text}")
 
 

@@ -28,6 +28,7 @@ from broker.live import LiveStore
 from recovery.checkback.ledger_resolver import LedgerResolver, check_file
 from recovery.checkback.ledgers.database_errors import place
 from recovery.checkback.ledgers.proof import Evidence, LedgerEvidence, LedgerFacts, WrongLedger, gather, judge
+from recovery.checkback.protocol import Outcome
 
 _GROUP = "checkback-doctor"
 _CREATE = (
@@ -70,7 +71,9 @@ def examine(store: LiveStore, ledger: Ledger) -> list[LedgerCheck]:
     try:
         facts = gathered(ledger, evidence)
     except SQLAlchemyError as error:
-        return [*lines, LedgerCheck("database", False, resolver.trouble(error).why, "name a database that answers")]
+        trouble = resolver.trouble(error)
+        step = "name a database that answers" if trouble.outcome is Outcome.DOWN else ""  # else `why` ends with it
+        return [*lines, LedgerCheck("database", False, trouble.why, step)]
     except (WrongLedger, TransactionError) as error:
         return [*lines, LedgerCheck("database", False, str(error), "name the ledger's database")]
     lines.append(LedgerCheck("database", True, f"{facts.actual}, by {place(ledger.engine.url)}"))
@@ -119,18 +122,18 @@ def _round_trip(ledger: Ledger, store_id: str, resolver: LedgerResolver) -> Ledg
                 transaction.rollback()
             left = connection.execute(there).scalar()
     except SQLAlchemyError as error:
-        step = "give check-back a user that may insert into the ledger's tables, on the primary"
+        step = "give check-back a user that may read and insert into the ledger's tables, on the primary"
         return LedgerCheck("round trip", False, resolver.trouble(error).why, step)
     if left is not None:
         text = "what was rolled back is still there: the table is not transactional"
         return LedgerCheck("round trip", False, text, "move the tables of the ledger to InnoDB")
-    ok = read == COMMITTED and refused
-    text = (
-        "written, read, its tombstone refused, and rolled back" if ok else f"read {read}, tombstone refused: {refused}"
-    )
-    return LedgerCheck(
-        "round trip", ok, text, "" if ok else "the primary key of the ledger's table is missing: make it again"
-    )
+    if read != COMMITTED:
+        step = "remove a trigger or rule of the ledger's table, or let no row level security bind check-back's user"
+        return LedgerCheck("round trip", False, "a row that was inserted is not found", step)
+    if not refused:
+        step = "the primary key of the ledger's table is missing: make it again"
+        return LedgerCheck("round trip", False, "a second row with the key of the first was taken", step)
+    return LedgerCheck("round trip", True, "written, read, its tombstone refused, and rolled back")
 
 
 def _is_refused(execute: Any, statement: Any, row: dict[str, Any]) -> bool:
