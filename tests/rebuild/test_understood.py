@@ -188,12 +188,13 @@ def test_a_recovery_leaves_batch_queues_to_a_rebuild(kind_store: Callable[[str],
 @pytest.mark.parametrize(
     "entry",
     ["newdirectory/", "newfile", "consumequeue/notes", "consumequeue/Plain/notes", "consumequeue/Plain/0/notes",
-     "consumequeue/Plain/half/", "index/notes", "transaction/notes", "commitlog2/", "dledger-0/", "tieredStore/"],
+     "consumequeue/Plain/half/", "consumequeue/Plain/00/", "batchconsumequeue/Plain/00/", "index/notes",
+     "transaction/notes", "commitlog2/", "dledger-0/", "tieredStore/"],
 )  # fmt: skip
 def test_an_unknown_entry_is_named(kind_store: Callable[[str], Path], entry: str) -> None:
     path = kind_store("rocketmq-5.3.3-plain")
     shutil.rmtree(path / "index")
-    (path / entry).parent.mkdir(exist_ok=True)
+    (path / entry).parent.mkdir(exist_ok=True, parents=True)
     (path / entry).mkdir() if entry.endswith("/") else (path / entry).write_bytes(b"x")
     before = on_disk(path)
     with pytest.raises(NotUnderstood, match=f"{path}/{entry.rstrip('/')} is "):

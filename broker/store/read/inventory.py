@@ -71,6 +71,7 @@ class Misfit:
 
 
 _SEGMENT = r"\d{20}"
+_QUEUE = "(0|[1-9][0-9]*)"  # another name of the same number, as 01, is somebody's copy
 # Its index, which RocketMQ puts into the store; where its file path is the store, a directory for each cluster, whose
 # name begins with a part of a digest, see `_is_cluster`. RocketMQ: IndexStoreService, PosixFileSegment (5.1 to 5.5).
 _TIERED = r"(tiered_index_file|tiered_?[sS]tore[^/]*|(?P<digest>[0-9a-f]{8})_(?P<cluster>[^/]+))/"
@@ -96,15 +97,15 @@ KINDS: tuple[EntryKind, ...] = (
         "a recovery does not build the queues that INNER_MULTI_DISPATCH fills, but checkback rebuild does",
     ),
     EntryKind("a topic's queues", r"consumequeue/[^/]+/", Handling.BUILT),
-    EntryKind("a queue", r"consumequeue/[^/]+/\d+/", Handling.BUILT),
-    EntryKind("a file of a queue", rf"consumequeue/[^/]+/\d+/{_SEGMENT}", Handling.BUILT),
+    EntryKind("a queue", rf"consumequeue/[^/]+/{_QUEUE}/", Handling.BUILT),
+    EntryKind("a file of a queue", rf"consumequeue/[^/]+/{_QUEUE}/{_SEGMENT}", Handling.BUILT),
     EntryKind(
         "a BatchConsumeQueue (topics with queue.type=BatchCQ)", r"batchconsumequeue/", Handling.REBUILT,
         "a recovery does not build it, but checkback rebuild does",
     ),
     EntryKind("a topic's BatchConsumeQueues", r"batchconsumequeue/[^/]+/", Handling.BUILT),
-    EntryKind("one of these", r"batchconsumequeue/[^/]+/\d+/", Handling.BUILT),
-    EntryKind("a file of it", rf"batchconsumequeue/[^/]+/\d+/{_SEGMENT}", Handling.BUILT),
+    EntryKind("one of these", rf"batchconsumequeue/[^/]+/{_QUEUE}/", Handling.BUILT),
+    EntryKind("a file of it", rf"batchconsumequeue/[^/]+/{_QUEUE}/{_SEGMENT}", Handling.BUILT),
     EntryKind("the index", r"index/", Handling.BUILT),
     EntryKind("a file of the index", r"index/\d{17}", Handling.BUILT),
     EntryKind("the transactions of 3.x", r"transaction/", Handling.BUILT),
