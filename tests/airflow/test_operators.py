@@ -9,6 +9,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -32,6 +33,7 @@ from recovery.airflow.settings import BadSettings, StoreSettings
 from recovery.airflow.versions import AirflowFailException, AirflowSkipException
 from recovery.airflow.workflows import check_back
 from recovery.airflow.workflows.store_dags import StoreDags
+from recovery.jobs.recovering import keep_rejection
 from recovery.jobs.setup import LATEST_RETENTION, last_report
 from recovery.jobs.tasks import Unanswered, crashed
 from tests.airflow.bags import DagSerialization
@@ -122,7 +124,9 @@ def test_a_crash_that_nothing_watches_for_is_red(connection: Callable[..., str],
 def test_a_check_back_that_is_killed_is_no_circle_of_green_runs(tmp_path: Path) -> None:
     """It left a crash, its second attempt was green, the recovery's went the same way, and nobody heard of it."""
     path = killed_shop(tmp_path / "shop")
-    first, second = ({**context(), "ti": SimpleNamespace(try_number=number)} for number in (1, 2))
+    first, second = (
+        {**context(), "ti": SimpleNamespace(try_number=number, get_dr_count=lambda *_, **__: 1)} for number in (1, 2)
+    )
     made = StoreDags("shop", path=str(path), resolver=ANSWERS, only=["check_back", "recover_after_crash"])
     for dag in made.values():
         task = dag.get_task("check_back")
@@ -131,6 +135,28 @@ def test_a_check_back_that_is_killed_is_no_circle_of_green_runs(tmp_path: Path) 
             task.execute(second)
         (alert,) = task.on_failure_callback
         assert (alert.again_s, len(task.inlets)) == (21_600.0, 1), "one alert, and not one after each recovery"
+
+
+def test_a_crash_that_nobody_recovers_is_red(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its recovery was paused, or no triggerer ran: check-back was green each hour, and transactions waited."""
+    monkeypatch.setattr("recovery.airflow.operators.check_back._RECOVERY_BEGINS_S", 0.0)
+    monkeypatch.setattr("recovery.airflow.operators.check_back._LOOKS_S", 0.0)
+    path, asked = killed_shop(tmp_path / "shop"), list[str]()
+    task = StoreDags("shop", path=str(path), resolver=ANSWERS, only=["check_back"])["check_back"].get_task("check_back")
+
+    def run(recovering: int) -> Any:
+        def count(dag_id: str, states: list[str]) -> int:
+            asked.append(f"{dag_id} {' '.join(states)}")
+            return recovering
+
+        return task.execute({**context(), "ti": SimpleNamespace(try_number=1, get_dr_count=count)})
+
+    assert run(1)["did"] == "it crashed, and is recovered first"
+    assert asked == ["shop.recover_after_crash queued running"]
+    with pytest.raises(AirflowFailException, match=r"no run of shop.recover_after_crash is under way.*is paused"):
+        run(0)
+    keep_rejection(str(path), now_ms=0, rejected_ms=int(time.time() * 1000) + 1000, by="ada", run="r1")
+    assert run(0)["did"] == "it crashed, and is recovered first", "a person knows"
 
 
 def test_a_retention_that_left_ledger_rows_is_red_when_all_else_is_done(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from airflow.sdk import Context
 from recovery.airflow.operators.store import StoreOperator, now_ms
 from recovery.airflow.versions import AirflowFailException
 
+_RECOVERY_BEGINS_S, _LOOKS_S = 60.0, 3.0
+
 
 class CheckBackOperator(StoreOperator):
     """One round of check-back: everything that is due is checked, in batches. Finding nothing writes nothing.
@@ -20,14 +22,21 @@ class CheckBackOperator(StoreOperator):
     without it that is a warning in the log. Where nothing watches for a crash of the store (`is_watched` is false) it
     fails while the store is as a crash left it: a recovery has to be started by a person. A second attempt fails there
     anywhere: the first was killed, perhaps, and left the store so. Recovery and check-back would take turns without an
-    end, and each run would be green.
+    end, and each run would be green. `recovered_by` is the DAG that is to recover it: without a run of that, it fails.
     """
 
     is_inconclusive = False  # whether transactions wait, and the last round asked nobody: `WorksAgain`
 
-    def __init__(self, *, fail_unanswered: bool = False, is_watched: bool = True, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        fail_unanswered: bool = False,
+        is_watched: bool = True,
+        recovered_by: str | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
-        self.fail_unanswered, self.is_watched = fail_unanswered, is_watched
+        self.fail_unanswered, self.is_watched, self.recovered_by = fail_unanswered, is_watched, recovered_by
 
     def execute(self, context: Context) -> dict[str, Any]:
         """What the round did, in numbers. What became due while it waited for a worker is due, too."""
@@ -39,12 +48,8 @@ class CheckBackOperator(StoreOperator):
             from recovery.airflow.operating.metrics import count_round
 
             count_round(self.store, found)
-        attempt = getattr(context.get("ti"), "try_number", 1)
-        if (not self.is_watched or attempt > 1) and tasks.crashed(path := self.store_path()):
-            text, step = self._unwatched() if not self.is_watched else _killed(attempt, path)
-            raise AirflowFailException(
-                f"{path} is as a crash left it, and {text}. Check-back does not serve it. {step}"
-            )
+        if tasks.crashed(path := self.store_path()) and (why := self._not_in_hand(context, path)):
+            raise AirflowFailException(f"{path} is as a crash left it, and {why}")
         self.is_inconclusive = bool(found["in_doubt"]) and not found.get("asked")
         if missed := tasks.unanswered(self.store_path(), found):
             if self.fail_unanswered:
@@ -52,15 +57,35 @@ class CheckBackOperator(StoreOperator):
             self.log.warning("%s", missed)
         return found
 
-    def _unwatched(self) -> tuple[str, str]:
-        text = "nothing watches for that where a connection has the path of the store"
-        return text, f"Trigger {self.store}.recover_after_crash, or give the settings of {self.store} the path, too"
+    def _not_in_hand(self, context: Context, path: str) -> str:
+        """Why a person has to look at a store that crashed, and how; empty where it is being recovered."""
+        attempt = getattr(context.get("ti"), "try_number", 1)
+        if not self.is_watched:
+            text = "nothing watches for that where a connection has the path of the store. Check-back does not serve it"
+            step = f"Trigger {self.store}.recover_after_crash, or give the settings of {self.store} the path, too"
+        elif attempt > 1:
+            text = f"this is attempt {attempt} of the task: the one before was killed, perhaps, for its memory or by a"
+            text += " resolver. Check-back does not serve it"
+            step = f"If it happens after each recovery, `checkback check-back {quote(path)}` shows what ends it"
+        elif self.recovered_by and not self._is_recovered(context, path):
+            text = f"no run of {self.recovered_by} is under way. Check-back does not serve it"
+            step = "See whether that DAG is paused, whether Airflow's triggerer runs, and how its last run ended"
+        else:
+            return ""
+        return f"{text}. {step}"
 
+    def _is_recovered(self, context: Context, path: str) -> bool:
+        """Whether a recovery is under way, was rejected, or is done: it begins some seconds after the crash."""
+        from recovery.jobs.recovering import crashed, rejection
 
-def _killed(attempt: int, path: str) -> tuple[str, str]:
-    text = f"this is attempt {attempt} of the task: the one before was killed, perhaps, for its memory or by a resolver"
-    step = f"If it happens after each recovery, `checkback check-back {quote(path)}` in a terminal shows what ends it"
-    return text, step
+        deadline = time.monotonic() + _RECOVERY_BEGINS_S
+        while crashed(path) and not rejection(path):
+            if context["ti"].get_dr_count(self.recovered_by, states=["queued", "running"]):
+                return True
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_LOOKS_S)
+        return True
 
 
 class ParkedOperator(StoreOperator):

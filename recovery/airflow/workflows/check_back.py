@@ -6,11 +6,11 @@ an idle store has no runs but one an hour, in case that the triggerer does not l
 due, in batches; a pass that finds nothing writes nothing.
 
 **It fails**: after one retry the next pass is the next attempt. Red for minutes: look at the log of `check_back`.
-Mostly the application's database does not answer, or the store is locked by a recovery, or it crashed, and its settings
-have no path by which that is seen: trigger `recover_after_crash`. Where attempts are killed, for their memory or by a
-resolver, each leaves a crash to recover from: the log names a command that shows what ends them. Transactions wait
-meanwhile; nothing is lost. There is one alert for a trouble that lasts, again after `ask_again_after_s`, and one when
-it is over.
+Mostly the application's database does not answer, or the store is locked by a recovery, or it crashed, and nobody
+recovers it: its settings have no path by which that is seen, `recover_after_crash` is paused, or no triggerer runs.
+Trigger that DAG. Where attempts are killed, for their memory or by a resolver, each leaves a crash to recover from: the
+log names a command that shows what ends them. Transactions wait meanwhile; nothing is lost. There is one alert for a
+trouble that lasts, again after `ask_again_after_s`, and one when it is over.
 
 **It is green, and some stay in doubt**: nobody knows how they ended. After the policy's limit they are parked:
 trigger `resolve_parked`.
@@ -42,7 +42,8 @@ def make(store: StoreSettings, **overrides: Any) -> DAG:
     wiring = shared(store, "check_back", retries=1, weight=_WEIGHT, **limits)
     due = due_asset(store)
     with DAG(**merged({"schedule": schedule(store, due), "doc_md": __doc__, **wiring}, overrides)) as dag:
-        watched = {"fail_unanswered": True, "is_watched": bool(store.path)}
+        watched: dict[str, Any] = {"fail_unanswered": True, "is_watched": bool(store.path)}
+        watched["recovered_by"] = f"{store.name}.recover_after_crash"
         alerts = {
             **alerted_once(store, due),
             "on_success_callback": [WorksAgain(store=store.name, connection=store.alerts)],
