@@ -38,11 +38,8 @@ def transactions(
         else:
             StoreLocation(store).files()  # a wrong path is reported before Spark starts
             check_out(store, out)
-            session = sessions.session(spark)
-            try:
+            with sessions.running(spark) as session:
                 written = jobs.write_transactions(session, store, out, now_ms=now_ms, progress=progress)
-            finally:
-                session.stop()
     if as_json:
         print_json(written.as_json())
         return

@@ -52,7 +52,7 @@ def _run(given: argparse.Namespace) -> int:
     from recovery.pipeline.store_location import StoreLocation
     from recovery.pipeline.transaction_files import check_out
     from recovery.spark.jobs import write_transactions
-    from recovery.spark.sessions import session
+    from recovery.spark.sessions import running
     from recovery.spark.shipping import package
     from recovery.spark.verification import verify
 
@@ -62,11 +62,11 @@ def _run(given: argparse.Namespace) -> int:
     StoreLocation(given.store).files()  # a wrong path is reported before Spark starts
     if given.verb == "transactions":
         check_out(given.store, given.out)
-    spark = session(given.master or "local[*]", memory=given.memory)
-    if given.verb == "transactions":
-        print_json(write_transactions(spark, given.store, given.out, split_bytes=given.split_bytes).as_json())
-        return 0
-    report = verify(spark, given.store, split_bytes=given.split_bytes)
+    with running(given.master or "local[*]", memory=given.memory) as spark:
+        if given.verb == "transactions":
+            print_json(write_transactions(spark, given.store, given.out, split_bytes=given.split_bytes).as_json())
+            return 0
+        report = verify(spark, given.store, split_bytes=given.split_bytes)
     print_json(report.as_json())
     return 0 if report.ok else 1
 

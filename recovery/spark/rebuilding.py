@@ -68,7 +68,7 @@ from recovery.scan.units import Ints, Rows, UnitFile
 from recovery.spark.executor import SparkExecutor
 from recovery.spark.mapping import mapped
 from recovery.spark.progress import watched
-from recovery.spark.sessions import session
+from recovery.spark.sessions import running
 from recovery.spark.shipping import ship
 from recovery.transactions.events import extract_ops
 from recovery.verify.kinds.batch_queues import BatchQueueName
@@ -116,13 +116,13 @@ def rebuild_with(
     broker_is_stopped: bool = False,
     progress: Progress = _silent,
 ) -> RebuildReport:
-    """Rebuild on a session of its own: what `checkback rebuild --spark MASTER` does. Raises SparkNotReady."""
+    """Rebuild on a session of its own: what `checkback rebuild --spark MASTER` does.
+
+    Raises SparkNotReady, SparkJobFailed.
+    """
     StoreFiles.open(path)  # a wrong path is reported before Spark starts
-    spark = session(master)
-    try:
+    with running(master) as spark:
         return rebuild(spark, path, apply=apply, broker_is_stopped=broker_is_stopped, progress=progress)
-    finally:
-        spark.stop()
 
 
 class _OnSpark(Rebuilding):

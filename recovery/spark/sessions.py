@@ -37,6 +37,10 @@ class SparkNotReady(BrokerError):
     """Spark cannot start here; the sentence says what is missing."""
 
 
+class SparkJobFailed(BrokerError):
+    """Spark gave a job up; the sentence says why."""
+
+
 def check_installation() -> str:
     """The version of Spark that will run, as text.
 
@@ -158,21 +162,42 @@ def _reason(error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def running(master: str = "local[*]", *, config: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
+def running(
+    master: str = "local[*]", *, memory: str = "1g", config: Mapping[str, str] | None = None
+) -> Iterator[SparkSession]:
     """A session for one piece of work, stopped after it; one that this process had already goes on.
 
-    Raises SparkNotReady.
+    The arguments are as of `session`. Raises SparkNotReady; SparkJobFailed for what Spark raises within.
     """
     check_installation()
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
     before = SparkSession.getActiveSession()
-    made = session(master, config=config)
+    made = session(master, memory=memory, config=config)
     try:
         yield made
+    except (PySparkException, Py4JError, ConnectionError) as error:  # the last where the driver's JVM is gone
+        text = f"Spark gave up the job: {why_given_up(str(error))}"
+        raise SparkJobFailed(f"{text}. Run it again when that is mended; Spark's own log has the details") from error
     finally:
         if before is None:
-            made.stop()
+            with contextlib.suppress(OSError, Py4JError):
+                made.stop()
+
+
+def why_given_up(text: str) -> str:
+    """Why Spark gave up a job, in a line of what it says: a traceback of Python, or one of Java through Py4J."""
+    lines = [line.strip() for line in text.partition("JVM stacktrace:")[0].splitlines() if line.strip()]
+    if "Traceback (most recent call last):" in lines:
+        return lines[-1]
+    of_java = [line for line in lines if line.startswith((": ", "Caused by: "))]
+    reasons = [re.sub(r"^(Caused by)?: ([\w.$]+: )?", "", line).rstrip(" :") for line in of_java]
+    said = [reason for reason in reasons if not reason.startswith("Exception thrown in awaitResult")]
+    if not said and lines and re.match(r"\[[A-Z_.]+\]", lines[0]):  # a condition of Spark's own
+        return lines[0]
+    return said[0] if said else "the Java process of the driver ended"
 
 
 def _start_jvm(settings: Mapping[str, str]) -> None:

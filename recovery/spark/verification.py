@@ -18,7 +18,7 @@ from recovery.pipeline.store_location import StoreLocation, manifest_of
 from recovery.pipeline.verification import verify_in_stages
 from recovery.spark.executor import SparkExecutor
 from recovery.spark.progress import Progress, watched
-from recovery.spark.sessions import session
+from recovery.spark.sessions import running
 from recovery.spark.shipping import ship
 from recovery.verify.verifier import verify_by
 
@@ -52,10 +52,10 @@ def verify(
 
 
 def verify_with(master: str, path: str, progress: Progress | None = None) -> Report:
-    """Verify a store on a session of its own: what `checkback verify --spark MASTER` does. Raises SparkNotReady."""
+    """Verify a store on a session of its own: what `checkback verify --spark MASTER` does.
+
+    Raises SparkNotReady, SparkJobFailed.
+    """
     StoreLocation(path).files()  # a wrong path is reported before Spark starts
-    spark = session(master)
-    try:
+    with running(master) as spark:
         return verify(spark, path, progress=progress)
-    finally:
-        spark.stop()

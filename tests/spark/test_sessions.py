@@ -191,6 +191,45 @@ def test_sockets_lie_where_their_path_is_short(monkeypatch: pytest.MonkeyPatch) 
     assert enabled not in sessions._settings("1g", local=True)
 
 
+AWAITED = (
+    "An error occurred while calling o9.getResult.\n: a.SparkException: Exception thrown in awaitResult: \n\tat a.B\n"
+)
+LOST = "Job aborted due to stage failure: Lost task 0.0 (executor 3): Python worker exited unexpectedly (crashed)"
+PYTHON = "An exception was thrown from the Python worker:\nTraceback (most recent call last):\n  File 'a', line 1\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            f"{AWAITED}Caused by: a.SparkException: {LOST}: \n\tat a.B\nCaused by: EOFException\n\t... 24 more\n",
+            LOST,
+        ),
+        (f"{AWAITED}Caused by: a.B: [SPARK_JOB_CANCELLED] Job 1 cancelled\n", "[SPARK_JOB_CANCELLED] Job 1 cancelled"),
+        (f"{PYTHON}OSError: [Errno 5] AWS Error\n\nJVM stacktrace:\na.B\n", "OSError: [Errno 5] AWS Error"),
+        ("[PATH_NOT_FOUND] Path does not exist: a\nmore", "[PATH_NOT_FOUND] Path does not exist: a"),
+        ("[Errno 111] Connection refused", "the Java process of the driver ended"),
+        ("An error occurred while calling o192.getResult", "the Java process of the driver ended"),
+    ],
+)
+def test_why_spark_gave_up_a_job(text: str, reason: str) -> None:
+    assert sessions.why_given_up(text) == reason
+
+
+def test_a_job_that_spark_gives_up_ends_with_a_sentence(spark: SparkSession) -> None:
+    """A killed worker was called a defect of checkback, with the traceback of Java behind it."""
+
+    def die(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            os._exit(9)
+        yield from ()
+
+    sentence = r"^Spark gave up the job: .*Python worker exited.* Run it again"
+    with pytest.raises(sessions.SparkJobFailed, match=sentence), sessions.running() as running:
+        mapped(running.range(1), die, "id bigint").toArrow()
+    assert spark.range(3).count() == 3
+
+
 SECRETIVE = """
 import contextlib, os
 from pathlib import Path
