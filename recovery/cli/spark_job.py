@@ -30,8 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m recovery.cli.spark_job", description=main.__doc__)
-    parser.add_argument("--master", default=None, help="Spark's master; spark-submit sets it (else local[*])")
-    parser.add_argument("--memory", default="1g", help="heap of the driver and of each executor")
+    parser.add_argument("--master", default=None, help="Spark's master (else spark-submit's, or local[*])")
+    parser.add_argument("--memory", default=None, help="heap of the driver and of each executor (else as there, or 1g)")
     parser.add_argument("--split-bytes", type=_split_bytes, default=SPLIT_BYTES)
     verbs = parser.add_subparsers(dest="verb", required=True)
     listing = verbs.add_parser("transactions", help="Parquet files, a row for each transaction")
@@ -62,7 +62,7 @@ def _run(given: argparse.Namespace) -> int:
     StoreLocation(given.store).files()  # a wrong path is reported before Spark starts
     if given.verb == "transactions":
         check_out(given.store, given.out)
-    with running(given.master or "local[*]", memory=given.memory) as spark:
+    with running(given.master, memory=given.memory) as spark:
         if given.verb == "transactions":
             print_json(write_transactions(spark, given.store, given.out, split_bytes=given.split_bytes).as_json())
             return 0

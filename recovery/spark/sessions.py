@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 JAVA_MIN = 17
+_MEMORY = ("spark.driver.memory", "spark.executor.memory")
 _SECRET = re.compile("secret|password|token|access.?key", re.IGNORECASE)  # Spark: spark.redaction.regex
 _MASTER = re.compile(  # what SparkContext takes (4.3.0); of a cluster with a scheme the rest is its own affair
     r"local(\[(\*|[1-9]\d*)(\s*,\s*\d+)?\])?|local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]|yarn|[a-z][\w+.-]*://.+"
@@ -87,20 +88,23 @@ def java_version(version_text: str) -> int | None:
 
 
 def session(
-    master: str = "local[*]",
+    master: str | None = None,
     *,
-    app: str = "checkback",
-    memory: str = "1g",
+    app: str | None = None,
+    memory: str | None = None,
     config: Mapping[str, str] | None = None,
 ) -> SparkSession:
     """The running Spark session, or a new one; `master` is Spark's: local[N], spark://host:port, yarn, k8s://...
 
     `memory` is the heap of the driver and of each executor, as Spark writes it (`4g`); `app` the name that its pages
-    show; `config` are further settings of Spark, which win; a secret among them is on no command line. Workers run the
-    Python of this process, logs are quiet, on one machine Spark listens on the loopback only, and the session knows the
-    format `rocketmq-commitlog`. Raises SparkNotReady for a Spark Connect server, for what is not a master, without a
-    right installation (see `check_installation`) and when Spark does not start.
+    show. None is what spark-submit was given, else local[*], 1g, checkback. `config` are further settings of Spark,
+    which win; a secret among them is on no command line. Workers run the Python of this process, logs are quiet, on one
+    machine Spark listens on the loopback only, and the session knows the format `rocketmq-commitlog`. Raises
+    SparkNotReady for a Spark Connect server, for what is not a master, without a right installation (see
+    `check_installation`) and when Spark does not start.
     """
+    submitted = _submitted()
+    master = master or submitted.get("spark.master") or "local[*]"
     if not _MASTER.fullmatch(master):
         raise SparkNotReady(
             f"{master!r:.60} is not a master of Spark: give local[*], local[2], spark://HOST:7077, or yarn"
@@ -112,7 +116,9 @@ def session(
 
     local = master.startswith("local")
     _ready_environment(local=local)
-    settings: dict[str, Any] = {**_settings(memory, local=local), **(config or {})}
+    given = {} if memory is None else dict.fromkeys(_MEMORY, memory)
+    settings: dict[str, Any] = {**_settings(local=local), **submitted, **given, **(config or {})}
+    app = app or submitted.get("spark.app.name") or "checkback"
     builder = SparkSession.builder.master(master).appName(app).config(map=settings)
     try:
         with _ended_when_interrupted():
@@ -163,7 +169,7 @@ def _reason(error: Exception) -> str:
 
 @contextlib.contextmanager
 def running(
-    master: str = "local[*]", *, memory: str = "1g", config: Mapping[str, str] | None = None
+    master: str | None = None, *, memory: str | None = None, config: Mapping[str, str] | None = None
 ) -> Iterator[SparkSession]:
     """A session for one piece of work, stopped after it; one that this process had already goes on.
 
@@ -180,7 +186,7 @@ def running(
         yield made
     except (PySparkException, Py4JError, ConnectionError) as error:  # the last where the driver's JVM is gone
         text = f"Spark gave up the job: {why_given_up(str(error))}"
-        raise SparkJobFailed(f"{text}. Run it again when that is mended; Spark's own log has the details") from error
+        raise SparkJobFailed(f"{text}. Run it again; Spark's own log has the details") from error
     finally:
         if before is None:
             with contextlib.suppress(OSError, Py4JError):
@@ -224,10 +230,23 @@ def _ready_environment(*, local: bool) -> None:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 
 
-def _settings(memory: str, *, local: bool) -> dict[str, str]:
+def _submitted() -> dict[str, str]:
+    """The settings of the spark-submit that started this process, its options among them; none without one.
+
+    To Spark what a program sets goes before them.
+    """
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # PySpark's own sign
+        return {}
+    check_installation()
+    from pyspark import SparkConf, SparkContext
+
+    SparkContext._ensure_initialized()  # noqa: SLF001 - PySpark has no public door
+    return dict(SparkConf().getAll())
+
+
+def _settings(*, local: bool) -> dict[str, str]:
     settings = {
-        "spark.driver.memory": memory,
-        "spark.executor.memory": memory,
+        **dict.fromkeys(_MEMORY, "1g"),
         "spark.log.level": "ERROR",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.execution.arrow.pyspark.enabled": "true",

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyspark
 import pytest
 
 import broker
@@ -186,9 +187,9 @@ def test_workers_set_their_modules_aside(spark: SparkSession) -> None:
 def test_sockets_lie_where_their_path_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever Java's temporary directory is; where nobody may write there, Spark goes on with TCP."""
     directory, enabled = "spark.python.unix.domain.socket.dir", "spark.python.unix.domain.socket.enabled"
-    assert len(sessions._settings("1g", local=True)[directory]) + len("/.") + 36 + len(".sock") < 100
+    assert len(sessions._settings(local=True)[directory]) + len("/.") + 36 + len(".sock") < 100
     monkeypatch.setattr(os, "access", lambda *_: False)
-    assert enabled not in sessions._settings("1g", local=True)
+    assert enabled not in sessions._settings(local=True)
 
 
 AWAITED = (
@@ -228,6 +229,34 @@ def test_a_job_that_spark_gives_up_ends_with_a_sentence(spark: SparkSession) -> 
     with pytest.raises(sessions.SparkJobFailed, match=sentence), sessions.running() as running:
         mapped(running.range(1), die, "id bigint").toArrow()
     assert spark.range(3).count() == 3
+
+
+SUBMITTED = """
+from recovery.spark.sessions import running
+
+with running() as spark:
+    conf = spark.sparkContext.getConf()
+    print(spark.sparkContext.master, conf.get("spark.executor.memory"), spark.sparkContext.appName)
+"""
+
+
+def test_a_submitted_program_runs_where_it_was_submitted_to(tmp_path: Path) -> None:
+    """What a program sets goes before spark-submit's options: the job of a cluster ran in the driver alone."""
+    (tmp_path / "job.py").write_text(SUBMITTED)
+    submit = Path(str(pyspark.__file__)).parent / "bin" / "spark-submit"
+    words = [
+        str(submit),
+        "--master",
+        "local[1]",
+        "--conf",
+        "spark.executor.memory=777m",
+        "--name",
+        "mine",
+        str(tmp_path / "job.py"),
+    ]
+    here = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=ROOT, env={**os.environ, **here})
+    assert done.stdout.splitlines()[:1] == ["local[1] 777m mine"], done.stderr
 
 
 SECRETIVE = """
