@@ -38,14 +38,14 @@ def check_extra(extra: Mapping[str, str]) -> None:
         names.check(name, value)
 
 
-def add_extra(end: PendingRecord, extra: Mapping[str, str]) -> None:
+def add_extra(end: PendingRecord, extra: Mapping[str, str], room: int = names.SIZE_MAX) -> None:
     """Let an end say who decided and why, as far as there is room for it: no decision fails because of its reason.
 
-    Raises MessageRejected for any other property.
+    `room`: how many bytes the end may grow by. Raises MessageRejected for any other property.
     """
     check_extra(extra)
     record, texts = decode(end.raw, check_crc=False), b""
-    room = names.SIZE_MAX - len(record_crc_reserve(record.properties))
+    room = min(room, names.SIZE_MAX - len(record_crc_reserve(record.properties)))
     for name, value in extra.items():
         item = f"{name}\x01{value}\x02".encode()
         if len(texts) + len(item) <= room:

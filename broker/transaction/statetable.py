@@ -168,8 +168,8 @@ class StateTableService(TransactionalMessageService):
             return self._settled(ended)
         ends = self._engine.ends(known, offset, slot, kind, now_ms)
         if extra:
-            add_extra(ends[0], extra)
-        size = len(ends[0].raw) + (len(ends[1].raw) if len(ends) > 1 else 0)
+            add_extra(ends[0], extra, self._record_bytes_max - sum(len(end.raw) for end in ends))
+        size = sum(len(end.raw) for end in ends)
         if size > self._record_bytes_max:
             check_size(size, self._record_bytes_max)
         with writer.append_lock:

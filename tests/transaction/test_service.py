@@ -18,7 +18,7 @@ from broker.transaction.parking import ParkTopic
 from broker.transaction.service import HalfReference
 from broker.transaction.statetable import StateTableService
 from recovery.verify.verifier import verify
-from tests.transaction.opened import message, opened
+from tests.transaction.opened import SMALL, message, opened
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 
@@ -60,22 +60,27 @@ def test_a_rollback_delivers_nothing(tmp_path: Path, each_engine: str) -> None:
     assert verify(tmp_path / "store").ok
 
 
-def fullest(store: broker.LiveStore, **options: str) -> broker.Half:
-    """A half message whose properties take all the room that there is."""
-    for size in range(32_700, 32_000, -1):
-        full = broker.Message("orders", b"x", properties={"x": "y" * size})
+def fullest(store: broker.LiveStore, of: str, **options: str) -> broker.Half:
+    """A half message whose properties, or whose body, take all the room that there is."""
+    most = {"properties": 32_700, "body": SMALL.record_bytes_max}[of]
+    for size in range(most, most - 1000, -1):
+        properties, body = ({"x": "y" * size}, b"x") if of == "properties" else ({}, b"x" * size)
         with contextlib.suppress(broker.MessageRejected):
+            full = broker.Message("orders", body, properties=properties)
             return store.transactions.prepare(full, "shop", extra_properties=options)
     raise AssertionError
 
 
+@pytest.mark.parametrize("of", ["properties", "body"])
 @pytest.mark.parametrize("options", [{}, {"DELAY": "3"}])
 @pytest.mark.parametrize("why", ["", "w" * 300])
-def test_what_was_stored_can_be_ended_however_full_it_is(tmp_path: Path, options: dict[str, str], why: str) -> None:
+def test_what_was_stored_can_be_ended_however_full_it_is(
+    tmp_path: Path, options: dict[str, str], why: str, of: str
+) -> None:
     """Why it was decided so is left out where there is no room for it."""
     with opened(tmp_path, sync="each") as store:
         for end in (store.transactions.commit, store.transactions.rollback):
-            ended = end(fullest(store, **options), extra_properties={WHY: why, BY: "me"} if why else None)
+            ended = end(fullest(store, of, **options), extra_properties={WHY: why, BY: "me"} if why else None)
             assert ended.state in (broker.TransactionState.COMMITTED, broker.TransactionState.ROLLED_BACK)
         assert store.transactions.in_doubt_slots() == []
     assert verify(tmp_path / "store").ok
