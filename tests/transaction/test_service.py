@@ -340,27 +340,6 @@ def test_a_half_message_is_whole(tmp_path: Path, each_engine: str) -> None:
                 store.transactions.prepare(message(), group)
 
 
-def test_a_future_is_done_when_the_half_is_durable(tmp_path: Path) -> None:
-    with opened(tmp_path) as store:
-        futures = [store.transactions.prepare_async(message(str(number)), "shop") for number in range(50)]
-        halves = [future.result(timeout=20) for future in futures]
-        assert [half.slot for half in halves] == list(range(50))
-        assert store.visible_end >= halves[-1].end
-        assert list(store.transactions.in_doubt()) == halves
-
-
-def test_an_end_becomes_visible_soon(tmp_path: Path) -> None:
-    """Nobody waits for its forced write, and it comes all the same."""
-    with opened(tmp_path) as store:
-        ended = store.transactions.commit(store.transactions.prepare(message(), "shop"))
-        assert ended.commitlog_offset is not None
-        deadline_s = time.monotonic() + 20
-        while store.visible_end <= ended.commitlog_offset:
-            assert time.monotonic() < deadline_s
-            time.sleep(0.002)
-        assert bodies(store) == [b"body"]
-
-
 def test_a_slave_refuses_sends_and_ends(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         half = store.transactions.prepare(message(), "shop")

@@ -144,6 +144,19 @@ def test_what_was_ended_meanwhile_is_not_parked(tmp_path: Path, monkeypatch: pyt
         assert (service.state(half), store.queue_end(PARK_TOPIC, 0)) == (broker.TransactionState.COMMITTED, 0)
 
 
+def test_what_was_ended_meanwhile_is_not_in_doubt(tmp_path: Path) -> None:
+    """Who goes through what is in doubt is slower than others that decide."""
+    with opened(tmp_path) as store:
+        halves = [store.transactions.prepare(message(str(number)), "shop") for number in range(4)]
+        seen = []
+        for half in store.transactions.in_doubt():
+            seen.append(half)
+            if half == halves[0]:
+                store.transactions.commit(halves[1])
+                store.transactions.rollback(halves[2])
+        assert seen == [halves[0], halves[3]]
+
+
 def test_a_future_waits_for_no_thread_that_the_system_does_not_give(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
