@@ -105,7 +105,29 @@ def test_the_first_end_counts(rows: Rows, service: Service) -> None:
     enlistment.leave("COMMIT failed without an answer")
     enlistment.committed()
     enlistment.rolled_back()
+    enlistment.rolled_back_by(None)
+    enlistment.ended_by_application(None)
+    enlistment.park("nobody knows")
     assert (enlistment.stage, service.done) == (Stage.LEFT, [("flush", "one")])
+
+
+@pytest.mark.parametrize("holds_a_lock", [True, False])
+@pytest.mark.parametrize("end", ["rolled_back_by", "ended_by_application"])
+def test_a_rollback_delivers_nothing(rows: Rows, service: Service, end: str, holds_a_lock: bool) -> None:
+    """Whether its row was inserted, and is gone, or was yet to come."""
+    rows.holds_a_lock = holds_a_lock or end == "ended_by_application"  # which is for rows that are always there
+    enlistment = Enlistment()
+    sent(enlistment, rows, service, "one")
+    rows.keys.clear()
+    getattr(enlistment, end)(None)
+    assert (enlistment.stage, service.done) == (Stage.ROLLED_BACK, [("rollback", "one")])
+
+
+def test_a_transaction_that_the_application_committed_is_delivered(rows: Rows, service: Service) -> None:
+    enlistment = Enlistment()
+    sent(enlistment, rows, service, "one")
+    enlistment.ended_by_application(None)
+    assert (enlistment.stage, service.done) == (Stage.COMMITTED, [("commit", "one")])
 
 
 def test_a_rollback_that_was_none_delivers_what_has_a_row(rows: Rows, service: Service) -> None:
