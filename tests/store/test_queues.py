@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,21 @@ def test_a_directory_that_is_not_a_number_is_no_queue(tmp_path: Path, kind: str)
     with broker.open(path, read_only=True) as store:
         assert store.queues("batched") == [3]
     assert [one.queue_id for one in look(path).queues if one.topic == "batched"] == [3]
+
+
+@pytest.mark.parametrize("turn", [5, 20, 21, 47, 59])
+def test_a_search_by_time_where_the_clock_was_set_back(tmp_path: Path, turn: int) -> None:
+    """By days, in the middle of a segment: what came behind a record of later than the end was hidden."""
+    log, days_ms = Log(), 5 * 86_400_000
+    log.append(60)
+    for number, record in enumerate(log.records):
+        at, back_ms = record.commitlog_offset + 56, days_ms if number >= turn else 0
+        log.data[at : at + 8] = (record.store_timestamp_ms - back_ms).to_bytes(8, "big")
+    with broker.open(log.write(tmp_path, spare=True), read_only=True) as store:
+        times = [record.store_timestamp_ms for record in store.records()]
+        for begin, end in combinations((0, START_MS - days_ms, *sorted(times)[::7], START_MS + days_ms), 2):
+            found = [record.store_timestamp_ms for record in store.records_between(begin, end)]
+            assert found == [time_ms for time_ms in times if begin <= time_ms < end]
 
 
 def test_slots_of_files_that_begin_late(tmp_path: Path) -> None:

@@ -235,26 +235,6 @@ class CommitLog:
                 return
             room = self._room(at)
 
-    def first_offset_at(self, timestamp_ms: int) -> int:
-        """The offset of the first record stored at or after a time, while the broker's clock was never set back.
-
-        Segments are chosen by their first record, as in CommitLog.isMappedFileMatchedRecover (5.3.3); then one is
-        hopped over.
-        """
-        segment, segment_size = None, self._queue.listing(fresh=True).segment_size
-        for segment in reversed(self._queue.listing().segments):
-            first = self.store_timestamp_ms(segment.base)
-            if first is not None and first < timestamp_ms:
-                break
-        if segment is None:
-            return self.begin_offset
-        at = segment.base
-        for head in self.heads(at, at + segment_size):
-            if head.store_timestamp_ms >= timestamp_ms:
-                return head.commitlog_offset
-            at = head.commitlog_offset + head.total_size
-        return at
-
     def store_timestamp_ms(self, commitlog_offset: int) -> int | None:
         """When the record at an offset was stored; None when none begins there."""
         room = self._room(commitlog_offset)

@@ -39,8 +39,9 @@ from broker.store.read.kinds.every_queue import AnyQueue, EveryQueue
 from broker.store.read.segments import Segment, SegmentDamage
 from broker.store.read.transaction_files import RedoLog, StateTable
 
+_CLOCK_STEP_MS = 60_000  # what was stored so long before or behind is hopped over
+_END = 1 << 63  # behind any CommitLog offset
 _TIME_MAX_MS = (1 << 63) - 1
-_CLOCK_STEP_MS = 60_000  # how far a broker's clock may have been set back without hiding a record from a search by time
 
 
 def open_store(path: str | os.PathLike[str], *, disk: Disk | None = None) -> Store:
@@ -219,18 +220,38 @@ class Store:
     def records_between(self, begin_ms: int, end_ms: int) -> Iterator[Record]:
         """The records stored in begin_ms <= time < end_ms, milliseconds since 1970, in log order.
 
-        A clock set back by a minute hides none. Raises as `records`.
+        A clock that was set back hides none. One that was set forth and back within one segment of the log hides what
+        it stored meanwhile. Raises as `records`.
         """
         check_time("begin_ms", begin_ms)
         check_time("end_ms", end_ms)
         return self._between(begin_ms, end_ms)
 
     def _between(self, begin_ms: int, end_ms: int) -> Iterator[Record]:
-        for record in self.records(self.commitlog.first_offset_at(begin_ms - _CLOCK_STEP_MS)):
-            if begin_ms <= record.store_timestamp_ms < end_ms:
-                yield record
-            elif record.store_timestamp_ms >= end_ms + _CLOCK_STEP_MS:
-                return
+        """Passes over a segment when its first record and the next one's were both stored before, or both behind."""
+        bases = [segment.base for segment in self.commitlog.segments]
+        firsts = [self.commitlog.store_timestamp_ms(base) for base in bases]
+        for at, stop, first, after in zip(bases, [*bases[1:], _END], firsts, [*firsts[1:], None], strict=False):
+            low, high = sorted((begin_ms if first is None else first, begin_ms if after is None else after))
+            if low < end_ms + _CLOCK_STEP_MS and high >= begin_ms - _CLOCK_STEP_MS:
+                yield from self._between_in(at, stop, begin_ms, end_ms)
+
+    def _between_in(self, at: int, stop: int, begin_ms: int, end_ms: int) -> Iterator[Record]:
+        """Of one segment: hops over what was stored at other times."""
+        is_near = True
+        while is_near and at < stop:
+            for head in self.commitlog.heads(at, stop):
+                if begin_ms <= head.store_timestamp_ms < end_ms:
+                    break
+                at = head.commitlog_offset + head.total_size
+            is_near = False
+            for record in self.records(at, stop):
+                at = record.commitlog_offset + record.total_size
+                if begin_ms <= record.store_timestamp_ms < end_ms:
+                    yield record
+                elif not begin_ms - _CLOCK_STEP_MS <= record.store_timestamp_ms < end_ms + _CLOCK_STEP_MS:
+                    is_near = True  # to where the clock comes back
+                    break
 
     # The small files
 
