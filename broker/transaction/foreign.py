@@ -71,12 +71,17 @@ def check_may_write(path: str, disk: Disk) -> None:
     check_is_store(path, disk)
     if not any(found.is_file for found in disk.entries(paths.commitlog)):
         return
+    check_generation(path, disk)
+    text = f"{path} was written by another program, which may still write to it. Stop that, then run: checkback recover"
+    raise StoreError(f"{text} {path} --apply --broker-is-stopped. Until then open it with read_only=True", path=path)
+
+
+def check_generation(path: str, disk: Disk) -> None:
+    """Raises StoreError for a store that is never written, as far as its first records and its half queue show it."""
     with Store(path, disk) as store:
         reason = _REASONS.get(_generation(store))
     if reason is not None:
         raise _refused(path, reason)
-    text = f"{path} was written by another program, which may still write to it. Stop that, then run: checkback recover"
-    raise StoreError(f"{text} {path} --apply --broker-is-stopped. Until then open it with read_only=True", path=path)
 
 
 def _refused(path: str, reason: str) -> StoreError:

@@ -29,6 +29,7 @@ from broker.store.recover.load import plan, refusal
 from broker.store.recover.survey import Owner, Survey, survey, survey_adopted
 from broker.store.shared.checkpoint_file import seal
 from broker.store.shared.directory_swap import finish_swap
+from broker.transaction.foreign import check_generation
 from recovery.humanize import moment
 from recovery.rebuild import replaced
 from recovery.rebuild.builder import Build
@@ -150,6 +151,7 @@ def objection(found: Survey) -> StoreError | None:
             _check_segments(files)
             _check_not_short(files, files.commitlog.end, is_alone=False)
             _check_config_is_json(files)
+            check_generation(found.path, files.disk)
         _check_nothing_waits(found.path)
         _check_nothing_compacted(files, files.disk)
     except StoreError as error:

@@ -40,6 +40,20 @@ def test_a_store_whose_broker_keeps_half_messages_by_a_rocksdb_stays_its_brokers
         taken(tmp_path / "out")
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("rocketmq-3.2.6-clean", "half messages there that nobody can ever settle"),
+     ("rocketmq-3.2.6-upgraded", "half messages of several generations")],
+)  # fmt: skip
+def test_the_plan_names_the_generations_that_are_only_read(
+    store: Callable[[str], Path], capsys: pytest.CaptureFixture[str], name: str, reason: str
+) -> None:
+    """It advised --apply, which refused."""
+    path = store(f"kinds/{name}")
+    ran = command(capsys, "recover", path)
+    assert (ran.code, f"--apply would refuse: {path} can only be read" in ran.out, reason in ran.out) == (1, True, True)
+
+
 def test_positions_in_a_rocksdb_become_json_first(
     store: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
