@@ -221,18 +221,20 @@ class WritableStore(Store):
         queues: int = DEFAULT_QUEUES,
         message_type: str = "NORMAL",
         perm: int = 6,
+        write_queues: int | None = None,
         change: bool = True,
     ) -> TopicConfig:
         """Create a topic, or change one: how many queues it has, and which messages it takes. Returns what it is then.
 
         `message_type` is NORMAL, FIFO, DELAY, TRANSACTION or MIXED (all of them); empty: none, it takes all. `perm` is
-        the sum of 4 (read) and 2 (write). Without `change` a topic that is there, perhaps since another process made it
-        a moment ago, stays as it is. Raises MessageRejected for a name, a number or a type that is not one, and
+        the sum of 4 (read) and 2 (write). The first `write_queues` queues take messages, the others are only read, as
+        before they go; None: all of them do. Without `change` a topic that is there, perhaps since another process
+        made it a moment ago, stays as it is. Raises MessageRejected for a name, a number or a type that is not one, and
         where a queue that would go holds messages; NotPermitted in a slave; CorruptRecord when config/topics.json does
         not parse; StoreFull. RocketMQ: UpdateTopicSubCommand, TopicConfigManager.updateTopicConfig (5.3.3).
         """
         self._admission.check_role()
-        made, now_ms = new_topic(name, queues, message_type, perm), time.time_ns() // 1_000_000
+        made, now_ms = new_topic(name, queues, message_type, perm, write_queues), time.time_ns() // 1_000_000
         with self.writer.append_lock:
             if not change:
                 self._admission.topics.look(now_ms)

@@ -144,24 +144,32 @@ _GROUP_FIELDS = (
 
 
 def new_topic(
-    name: str, queues: int = DEFAULT_QUEUES, message_type: str = "", perm: int = PERM_READ | PERM_WRITE
+    name: str,
+    queues: int = DEFAULT_QUEUES,
+    message_type: str = "",
+    perm: int = PERM_READ | PERM_WRITE,
+    write_queues: int | None = None,
 ) -> TopicConfig:
     """A topic's configuration. Raises MessageRejected for a name or a number that RocketMQ would not take.
 
-    Without a `message_type` the topic takes every message, as all topics of RocketMQ 3.x and 4.x do.
+    Without a `message_type` the topic takes every message, as all topics of RocketMQ 3.x and 4.x do. Without
+    `write_queues` it takes them in all of its queues.
     """
+    write_queues = queues if write_queues is None else write_queues
     check_topic_name(name)
     if message_type and message_type not in MESSAGE_TYPES:
         raise MessageRejected(f"the type of a topic is one of {', '.join(MESSAGE_TYPES)}, not {message_type!r:.60}")
-    for what, number in (("queues", queues), ("perm", perm)):
+    for what, number in (("queues", queues), ("write_queues", write_queues), ("perm", perm)):
         if type(number) is not int:
             raise MessageRejected(f"{what} is a whole number, not {number!r:.60}")
     if not 1 <= queues <= QUEUES_MAX:
         raise MessageRejected(f"a topic has from 1 to {QUEUES_MAX} queues, not {queues}")
+    if not 0 <= write_queues <= queues:
+        raise MessageRejected(f"of its {queues} queues a topic takes messages in 0 to {queues}, not {write_queues}")
     if not 0 <= perm <= 0xF:
         raise MessageRejected(f"perm is 6 (read and write), 4 (read), 2 (write) or 0, not {perm}")
     attributes = {MESSAGE_TYPE_ATTRIBUTE: message_type} if message_type else {}
-    return TopicConfig(name, queues, queues, perm, order=message_type == "FIFO", attributes=attributes)
+    return TopicConfig(name, queues, write_queues, perm, order=message_type == "FIFO", attributes=attributes)
 
 
 def decode_topics(raw: bytes) -> Topics:

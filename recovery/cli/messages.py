@@ -207,8 +207,9 @@ def create_topic(
 ) -> TopicConfig:
     """Create a topic, or change what is not None; a store that is not there is made with it. Raises BrokerError."""
     with broker.open(path) as store:
-        now = store.topic_configs().topics.get(name)
+        now, write_queues = store.topic_configs().topics.get(name), None
         if now is not None:
+            write_queues = now.write_queue_count if queues is None else None
             queues = max(now.read_queue_count, now.write_queue_count) if queues is None else queues
             message_type = now.attributes.get(MESSAGE_TYPE_ATTRIBUTE, "") if message_type is None else message_type
             perm = now.perm if perm is None else perm
@@ -217,6 +218,7 @@ def create_topic(
             queues=DEFAULT_QUEUES if queues is None else queues,
             message_type="NORMAL" if message_type is None else message_type,
             perm=6 if perm is None else perm,
+            write_queues=write_queues,
         )
 
 

@@ -208,6 +208,10 @@ def test_what_is_not_given_of_a_topic_stays(store: Path, capsys: pytest.CaptureF
     mixed = run(capsys, "topic", store, "orders", "--create", "--type", "MIXED")
     assert (mixed["message_type"], mixed["read_queues"], mixed["perm"]) == ("MIXED", 8, 6)
     assert run(capsys, "topic", store, "orders", "--create", "--perm", 4) == {**mixed, "perm": 4}
+    with broker.open(store) as opened:
+        opened.create_topic("orders", queues=8, message_type="MIXED", write_queues=2)
+    changed = run(capsys, "topic", store, "orders", "--create", "--type", "NORMAL")
+    assert (changed["read_queues"], changed["write_queues"]) == (8, 2)
 
 
 @pytest.mark.parametrize("name", ["commitlog_offset", "unique_key", "message_id"])

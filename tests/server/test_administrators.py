@@ -55,3 +55,31 @@ def test_what_is_not_there_is_not_answered_as_if_it_were_empty(
     assert client.request(Code.QUERY_CONSUME_TIME_SPAN, spans).code == Answer.SUCCESS
     assert json_of(client.request(Code.QUERY_CONSUME_QUEUE, place))["queueData"] == []
     assert client.request(Code.GET_EARLIEST_MSG_STORETIME, place).ext["timestamp"] == "-1"
+
+
+def test_a_queue_takes_nothing_more_and_is_read_to_its_end_before_it_goes(
+    serve: Serve, connect: Connect, store: broker.LiveStore
+) -> None:
+    """`mqadmin updateTopic -r 2 -w 1` was answered with success, and both queues went on taking messages."""
+    client = connect(serve())
+    topic = {"topic": "orders", "readQueueNums": 2, "writeQueueNums": 2, "perm": 6}
+    assert client.request(Code.UPDATE_AND_CREATE_TOPIC, topic).code == Answer.SUCCESS
+    half = client.publish("orders", b"half", queue_id=1, sys_flag=4, TRAN_MSG="true", PGROUP="producers")
+    assert client.publish("orders", b"before", queue_id=1).code == Answer.SUCCESS
+    assert client.request(Code.UPDATE_AND_CREATE_TOPIC, topic | {"writeQueueNums": 1}).code == Answer.SUCCESS
+    route = json_of(client.request(Code.GET_ROUTEINFO_BY_TOPIC, {"topic": "orders"}))["queueDatas"][0]
+    assert (route["readQueueNums"], route["writeQueueNums"]) == (2, 1)
+    assert client.publish("orders", b"after", queue_id=1).ext["queueId"] == "0"
+    end = {"producerGroup": "producers", "tranStateTableOffset": half.ext["queueOffset"], "fromTransactionCheck": False,
+           "commitLogOffset": int(half.ext["msgId"][16:], 16), "commitOrRollback": 8}  # fmt: skip
+    assert client.request(Code.END_TRANSACTION, end).code == Answer.SUCCESS
+    store.append(broker.Message("orders", b"own"))
+    with store.consumer("billing", "orders", start="first") as consumer:
+        read = [(message.queue_id, message.body) for message in iter(lambda: consumer.receive(2), None)]
+    assert sorted(read) == [(0, b"after"), (0, b"own"), (1, b"before"), (1, b"half")]
+    for queues in (1, 0):  # it holds messages; a topic has a queue
+        refused = client.request(
+            Code.UPDATE_AND_CREATE_TOPIC, topic | {"readQueueNums": queues, "writeQueueNums": queues}
+        )
+        assert refused.code == Answer.MESSAGE_ILLEGAL
+    assert connect(serve()).request(Code.UPDATE_AND_CREATE_TOPIC, topic | {"writeQueueNums": -1}).code != Answer.SUCCESS

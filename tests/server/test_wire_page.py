@@ -15,7 +15,7 @@ FROM_THE_SERVER = {
     Code.CHECK_TRANSACTION_STATE, Code.NOTIFY_CONSUMER_IDS_CHANGED, Code.PUSH_REPLY_MESSAGE_TO_CLIENT,
 }  # fmt: skip
 PARTLY = {
-    Code.UPDATE_AND_CREATE_TOPIC: "as many read as write queues: the larger number, and all that hold messages; "
+    Code.UPDATE_AND_CREATE_TOPIC: "at least as many read as write queues; none goes that holds messages; "
     "`order`, `topicSysFlag` not kept; of the attributes `message.type`, others are refused",
     Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: "`consumeEnable`, `consumeBroadcastEnable` and `retryMaxTimes` count; "
     "the others are kept, and have no effect",

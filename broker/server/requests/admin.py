@@ -32,7 +32,7 @@ _AS_ALL_TOPICS = {"+queue.type=SimpleCQ", "-queue.type", "+cleanup.policy=DELETE
 
 
 def create_topic(context: ServerContext, request: Request) -> RemotingCommand:
-    """UPDATE_AND_CREATE_TOPIC. Read and write queues are as many as the larger number says.
+    """UPDATE_AND_CREATE_TOPIC. There is no queue that takes messages and is not read.
 
     An attribute that is not stated stays as it is: 4.x tools state none, and mqadmin of 5.x an empty text.
     RocketMQ: TopicConfigManager.updateTopicConfig, AttributeUtil.alterCurrentAttributes (5.3.3).
@@ -47,6 +47,7 @@ def create_topic(context: ServerContext, request: Request) -> RemotingCommand:
         queues=max(header.read_queue_nums, header.write_queue_nums),
         message_type=_message_type(header.attributes or "", held_type),
         perm=header.perm,
+        write_queues=header.write_queue_nums,
     )
     return request.answer()
 
