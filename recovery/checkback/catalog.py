@@ -21,7 +21,6 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy import (
-    URL,
     BigInteger,
     Column,
     Integer,
@@ -34,6 +33,7 @@ from sqlalchemy import (
     inspect,
     select,
 )
+from sqlalchemy.engine import URL  # here in 1.4, too, which Airflow 3.0 brings
 from sqlalchemy.exc import DatabaseError, IntegrityError, SQLAlchemyError
 
 from broker.database.tables import make_tables

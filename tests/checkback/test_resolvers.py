@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
@@ -20,6 +22,7 @@ from recovery.checkback.protocol import Answer, Outcome, Question
 from recovery.checkback.resolvers import Breaker, CallableResolver, Router
 from tests.backends.shop import raiser
 from tests.checkback.shop import open_store
+from tests.jobs.shops import ANSWERS, shop
 
 
 @pytest.fixture
@@ -299,3 +302,15 @@ def test_nothing_to_ask_is_no_failure(question: Question) -> None:
     breaker = Breaker(Fixed(Outcome.DOWN), failures=1)
     assert breaker.ask([], 0) == []
     assert not breaker.is_open
+
+
+def test_with_the_sqlalchemy_of_airflow_3_0_a_resolver_is_asked(tmp_path: Path) -> None:
+    """Its 1.4 has no `sqlalchemy.URL`: no check-back ran there, although a resolver needs no ledger."""
+    path = shop(tmp_path / "shop")
+    script = (
+        "import sys, sqlalchemy; del sqlalchemy.URL\n"
+        "from recovery.jobs.tasks import check_back\n"
+        f"print(check_back(sys.argv[1], now_ms=1 << 42, resolver={ANSWERS!r})['committed'])"
+    )
+    ran = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True, check=True, timeout=60)
+    assert ran.stdout == "5\n"
