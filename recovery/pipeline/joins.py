@@ -33,7 +33,7 @@ from recovery.pipeline.blocks import (
 )
 from recovery.pipeline.inspection import strings_of
 from recovery.pipeline.split_builder import CELLS, TABLE, OutputFile, RebuildPlan, chunks
-from recovery.pipeline.store_location import LogManifest
+from recovery.pipeline.store_location import LogManifest, path_within
 from recovery.pipeline.transaction_rows import transaction_rows, write_rows
 from recovery.rebuild.entries import slots_of
 from recovery.scan.record_at import record_at
@@ -200,6 +200,6 @@ def _emit_rows(context: JoinContext, result: PartitionResult, rows: pa.Table) ->
     elif len(rows):
         result.file = f"{uuid.uuid4().hex}.parquet"
         try:
-            write_rows(f"{context.directory}/{result.file}", rows)
+            write_rows(path_within(context.directory, result.file), rows)
         except OSError as error:  # Spark would run the task again, and then show its own traceback
             result.error = error

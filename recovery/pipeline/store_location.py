@@ -188,6 +188,14 @@ def filesystem_of(path: str) -> tuple[Any, str]:
     return filesystem, inside
 
 
+def path_within(path: str, *names: str) -> str:
+    """A path or URI inside another; the options of a URI (`?endpoint_override=...`) stay behind it."""
+    if "://" not in path:
+        return os.path.join(os.path.abspath(path), *names)
+    place, mark, options = path.partition("?")
+    return "/".join((place.rstrip("/"), *names)) + mark + options
+
+
 def _has_archives(disk: Disk, directory: str) -> bool:
     try:
         return any(os.path.splitext(entry.path)[1] in COMPRESSIONS for entry in disk.entries(directory))

@@ -18,7 +18,7 @@ from broker.transaction.events import TransactionState
 from recovery.pipeline.joins import PartitionResult
 from recovery.pipeline.splits import SPLIT_BYTES
 from recovery.pipeline.stages import Executor, InspectedLog, inspect_log, join_transactions
-from recovery.pipeline.store_location import LogManifest, filesystem_of
+from recovery.pipeline.store_location import LogManifest, filesystem_of, path_within
 from recovery.pipeline.transaction_rows import TRANSACTIONS, write_rows
 from recovery.transactions.digest import Digest
 from recovery.transactions.outcomes import STATE_NAMES
@@ -70,7 +70,7 @@ def write_transaction_files(
     try:
         filesystem.create_dir(temporary, recursive=True)
         inspected = inspect_log(executor, log, split_bytes=split_bytes, crc=crc, strings=True)
-        context = inspected.context(with_rows=True, now_ms=now_ms, directory=f"{_absolute(out)}/{_TEMPORARY}")
+        context = inspected.context(with_rows=True, now_ms=now_ms, directory=path_within(out, _TEMPORARY))
         results = join_transactions(executor, inspected, context)
         _refuse_unwritten(results, out)
         written = _manifest(inspected, results, path, out, started)
@@ -101,7 +101,7 @@ def _complete(filesystem: Any, directory: str, results: list[PartitionResult], w
     files = [result.file for result in results if result.file is not None]
     if not files:  # of a directory without any Spark knows no columns, and a query fails
         files = ["none"]
-        write_rows(f"{_absolute(written.path)}/{_TEMPORARY}/none", TRANSACTIONS.empty_table())
+        write_rows(path_within(written.path, _TEMPORARY, "none"), TRANSACTIONS.empty_table())
     for number, name in enumerate(files):
         filesystem.move(f"{temporary}/{name}", f"{directory}/part-{number:05}.parquet")
     filesystem.delete_dir(temporary)  # with it, what tasks wrote that Spark then ran again
@@ -128,10 +128,6 @@ def check_out(path: str, out: str) -> None:
     store, place = (os.path.realpath(filesystem_of(one)[1]) for one in (path, out))
     if ("://" in path) == ("://" in out) and os.path.commonpath([store, place]) == store:
         raise StoreError(f"{out} would be in the store {path}. Give a directory outside it", path=out)
-
-
-def _absolute(path: str) -> str:
-    return path.rstrip("/") if "://" in path else os.path.abspath(path)
 
 
 def _manifest(

@@ -47,6 +47,16 @@ def test_nothing_is_written_into_a_store(capsys: pytest.CaptureFixture[str], gol
         assert (ran.code, "lies in the store" in ran.err, out.exists()) == (2, True, False)
 
 
+def test_a_uri_may_have_options(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], golden: Callable[[str], Path]
+) -> None:
+    """As those of an object store of one's own, s3://archive/out?endpoint_override=...: files went behind them."""
+    out = tmp_path / "out"
+    ran = command(capsys, "transactions", golden(STORE), f"{out.as_uri()}?endpoint_override=127.0.0.1:9000")
+    assert (ran.code, ran.err) == (0, "")
+    assert sorted(path.name for path in out.iterdir()) == ["_checkback.json", "part-00000.parquet"]
+
+
 def test_without_shared_semaphores_one_process_does_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], golden: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
