@@ -123,10 +123,11 @@ def check_out(path: str, out: str) -> None:
         raise StoreError(f"{directory} {text}", path=out) from error
     if filesystem.get_file_info(directory.rstrip("/")).type != pafs.FileType.NotFound:
         raise StoreError(f"{out} is there already. Give a directory that is not, or remove it", path=out)
-    if "://" not in out:
-        check_outside_stores(out)
-    store, place = (os.path.realpath(filesystem_of(one)[1]) for one in (path, out))
-    if ("://" in path) == ("://" in out) and os.path.commonpath([store, place]) == store:
+    if isinstance(filesystem, pafs.LocalFileSystem):  # a path, or file://
+        check_outside_stores(directory)
+    of_store, store = filesystem_of(path)
+    store, place = os.path.realpath(store), os.path.realpath(directory)
+    if of_store.type_name == filesystem.type_name and os.path.commonpath([store, place]) == store:
         raise StoreError(f"{out} would be in the store {path}. Give a directory outside it", path=out)
 
 

@@ -43,8 +43,9 @@ def test_nothing_is_written_into_a_store(capsys: pytest.CaptureFixture[str], gol
     """A directory among its segments is a finding of every later verification."""
     store = golden(STORE)
     for out in (store / "out", store / "commitlog" / "out"):
-        ran = command(capsys, "transactions", store, out)
-        assert (ran.code, "lies in the store" in ran.err, out.exists()) == (2, True, False)
+        for given in (out, out.as_uri()):
+            ran = command(capsys, "transactions", store, given)
+            assert (ran.code, "lies in the store" in ran.err, out.exists()) == (2, True, False)
 
 
 def test_a_uri_may_have_options(
