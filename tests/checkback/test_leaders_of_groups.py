@@ -115,6 +115,7 @@ def test_what_is_anothers_is_not_given_up_either(store: LiveStore, service_of: C
     assert (report.rolled_back, report.newly_parked, report.of_others) == (1, 0, 1)
     assert states(store, halves) == ["ROLLED_BACK", "PREPARED"]
     assert report.oldest_ms is not None
+    assert 0 <= report.oldest_ms < 60_000
 
 
 def test_what_another_has_asked_about_is_not_given_up_either(

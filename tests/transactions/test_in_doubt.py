@@ -10,6 +10,8 @@ import pytest
 
 from broker.errors import NotAStore
 from broker.format.topics import HALF_TOPIC
+from broker.store.disk.files import Disk
+from broker.store.read.store import Store
 from broker.transaction.events import checks
 from recovery.transactions.in_doubt import Pending, PendingHalf
 from recovery.verify.verifier import verify
@@ -68,6 +70,15 @@ def test_the_state_table_says_slots(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert first["commitlog_offset"] == broker.table[slots[0]].commitlog_offset
     assert "state" in found[0].as_json(with_state=True)
+
+
+def test_a_half_is_as_old_as_its_record(tmp_path: Path) -> None:
+    build(V3, tmp_path / "store")
+    found = pending(tmp_path / "store")
+    with Store(str(tmp_path / "store"), Disk()) as store:
+        stored = [record.store_timestamp_ms for half in found if (record := store.record(half.commitlog_offset))]
+    assert [half.age_s for half in found] == [(NOW_MS - stored_ms) / 1000 for stored_ms in stored]
+    assert len(set(stored)) > 1
 
 
 def test_a_renewed_half_is_as_old_as_its_first(tmp_path: Path) -> None:
