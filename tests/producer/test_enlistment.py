@@ -74,6 +74,31 @@ def test_what_failed_in_it_keeps_it_from_commit_until_its_savepoint_is_rolled_ba
     assert service.done == [("flush", "one"), ("commit", "one")]
 
 
+def test_a_failure_outside_a_savepoint_is_not_taken_back_with_one_inside(rows: Rows, service: Service) -> None:
+    enlistment = Enlistment()
+    sent(enlistment, rows, service, "one")
+    enlistment.doom(Doom("no room"))
+    enlistment.doom(Doom("too large"), savepoints=[7])
+    enlistment.savepoint_rolled_back(7)
+    with pytest.raises(TransactionError, match="no room"):
+        enlistment.seal(None)
+
+
+@pytest.mark.parametrize("holds_a_lock", [True, False])
+def test_messages_of_one_group_have_one_row_and_one_flush(rows: Rows, service: Service, holds_a_lock: bool) -> None:
+    """It is inserted at the first send where it holds a lock, else just before COMMIT."""
+    rows.holds_a_lock = holds_a_lock
+    enlistment = Enlistment()
+    branch = sent(enlistment, rows, service, "one")
+    assert rows.keys == [branch.key] * holds_a_lock
+    assert sent(enlistment, rows, service, "two") is branch
+    enlistment.wait_durable()
+    enlistment.seal(None)
+    assert rows.keys == [branch.key]
+    enlistment.committed()
+    assert service.done == [("flush", "two"), ("commit", "one"), ("commit", "two")]
+
+
 def test_a_row_that_is_gone_from_its_own_transaction_keeps_it_from_commit(rows: Rows, service: Service) -> None:
     """Somebody rolled back past the session: what was done before is lost, and what came since must not be saved."""
     enlistment = Enlistment()
