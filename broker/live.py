@@ -11,14 +11,17 @@ Threads share it, other processes open the same store, and each may be killed at
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 from broker import observing
 from broker.consuming.subscriptions import has_consumers
 from broker.errors import BrokerError, StoreError, shown
 from broker.format.topics import CHECK_GROUP
+from broker.log_fields import event
 from broker.producing.store_destination import StoreDestination
 from broker.retainer import Retainer, RetentionReport
 from broker.store.disk.files import Disk
@@ -44,6 +47,8 @@ if TYPE_CHECKING:
     from broker.database.dedup import Processed
     from broker.producer import Producer
 
+_log = logging.getLogger("broker")
+
 
 class LiveStore(WritableStore):
     """A store, open for reading and writing. Close it, or use it in a `with` statement; threads may share it.
@@ -59,6 +64,7 @@ class LiveStore(WritableStore):
             self._clamp_positions()
             self._retainer = Retainer(self, retention)
             keep_reserve(disk, self.writer.paths)
+            self.writer.upkeep.say_dropped = partial(_say_dropped, path)
             if retention is not None:
                 self.writer.upkeep.start()  # a process that only consumes removes what is read, too
         except BaseException:
@@ -215,6 +221,11 @@ class LiveStore(WritableStore):
         went unread, by "group@topic".
         """
         return read_history(self.writer.disk, self.writer.paths)
+
+
+def _say_dropped(path: str) -> None:
+    text = "the store %s was dropped without close(), and is closed now: close it, or use `with`"
+    _log.warning(text, path, extra=event("store-dropped", store=path))
 
 
 def check_options(

@@ -24,6 +24,7 @@ EVENTS = MappingProxyType({
     "database-away": "A handler waits, since its database did not answer.",
     "store-full": "There is no room: what is in hand is settled when there is.",
     "consumer-not-closed": "A consumer could not give its queues back.",
+    "store-dropped": "A store that nobody closed was closed, since nothing referred to it.",
     "consumer-dropped": "A consumer that nobody closed left its group.",
     "delayed-waits": "A message that is delayed or overdue cannot be delivered now.",
     "ledger-away": "A ledger's database did not answer.",

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import shlex
 import time
+import weakref
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -135,7 +136,9 @@ class Retainer:
             self._check_limits(retention)
             with self._writer.upkeep_lock:
                 self._registration = RetentionRegistration(self._writer.disk, self._writer.paths, retention)
-            self._writer.upkeep.retain = self.tick
+            weakref.finalize(self, self._registration.close).atexit = False  # of a store that nobody closes
+            tick = weakref.WeakMethod(self.tick)  # a thread that held it would hold the store, which nobody may close
+            self._writer.upkeep.retain = lambda: run() if (run := tick()) is not None else None
 
     def _check_limits(self, retention: Retention) -> None:
         layout = self._writer.layout

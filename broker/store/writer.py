@@ -18,6 +18,7 @@ import os
 import time
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from shlex import quote
 
 from broker.errors import BrokerError, StoreError, StoreLocked
@@ -243,6 +244,8 @@ class StoreWriter:
         self.append_lock, self.appender, self.syncer = parts.append_lock, parts.appender, parts.syncer
         self.upkeep_lock, self.clock = parts.upkeep_lock, parts.clock
         self.upkeep = BackgroundTasks(parts, sync)
+        self._dropped = weakref.finalize(self, self.upkeep.drop, partial(_release, parts, lock))
+        self._dropped.atexit = False  # a process that ends releases everything
         _open.add(self)
 
     @property
@@ -334,13 +337,18 @@ class StoreWriter:
     def close(self) -> None:
         """Release the store; the last process to leave flushes everything and removes `abort`."""
         _open.discard(self)
+        self._dropped.detach()
         self.upkeep.close()
-        try:
-            if self.lock.held and self.lock.try_exclusive():
-                leave(self.parts)
-        finally:  # also when that failed: the next process that opens the store recovers it, and must not wait
-            self.lock.release()
-            self.parts.close()
+        _release(self.parts, self.lock)
+
+
+def _release(parts: StoreParts, lock: StoreLock) -> None:
+    try:
+        if lock.held and lock.try_exclusive():
+            leave(parts)
+    finally:  # also when that failed: the next process that opens the store recovers it, and must not wait
+        lock.release()
+        parts.close()
 
 
 _open: weakref.WeakSet[StoreWriter] = weakref.WeakSet()

@@ -57,6 +57,8 @@ class BackgroundTasks:
         self._words, self._disk, self._paths = parts.control.words, parts.disk, parts.paths
         self.retain: Callable[[], None] | None = None  # a round of retention if it is due; set before `start`
         self._is_closed = False
+        self.say_dropped: Callable[[], None] = lambda: None  # before a store that was dropped is released
+        self._release: Callable[[], None] | None = None  # once nobody refers to the store any more
         self.runs = fork_mark()  # set once the threads are there, of this process
         self.after_fork()
 
@@ -120,7 +122,7 @@ class BackgroundTasks:
         if self._serving.setdefault(work.__name__, me) is not me:
             return  # an interrupt in the `start` of another, which did begin: nobody could tell
         try:
-            while not stop.wait(every_s):
+            while not stop.wait(every_s) and self._release is None:
                 with contextlib.suppress(BrokerError):  # a full disk, a store that failed: the next append says so
                     work()
         except ValueError:  # of memory that is mapped no more
@@ -129,6 +131,24 @@ class BackgroundTasks:
         finally:
             for lock in self._kept:
                 lock.release_kept()
+            if self._release is not None:
+                self._end_dropped(work.__name__, self._release)
+
+    def drop(self, release: Callable[[], None]) -> None:
+        """Have the last thread release a store that nobody closed, and nobody refers to.
+
+        The garbage collector calls it, wherever a thread is: it takes no lock and waits for nothing.
+        """
+        self._release = release
+
+    def _end_dropped(self, name: str, release: Callable[[], None]) -> None:
+        with self._starting:
+            self._serving.pop(name, None)
+            if self._serving:
+                return
+        self.say_dropped()
+        with contextlib.suppress(BrokerError):  # as when the process was killed: who opens it next recovers it
+            release()
 
     def _share(self) -> None:
         """Let others have both locks, and keep them while this process is alone and appends one after another.
