@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import URL, Engine, create_engine
+from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.orm import Session
 
 import broker
@@ -57,7 +58,7 @@ def test_who_may_select_and_insert_decides_and_removes_no_rows(owner: Engine, cl
     resolver = resolver_of(clerks, STORE_ID)
     (answer,) = resolver.answers({new_key(1_700_000_000_000): "shop"}).values()
     assert answer.outcome is Outcome.ROLLED_BACK
-    with pytest.raises(Exception, match="permission denied") as refused:
+    with pytest.raises(ProgrammingError, match="permission denied") as refused:
         resolver.expire(1)
     why = resolver.trouble(refused.value).why
     assert "checkback_ledger_mark" in why
