@@ -8,6 +8,7 @@ no further than `OPS_LOOKED_AT`. An op message ends a delivered transaction, too
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -98,7 +99,12 @@ def _op_of(store: broker.Store, half: Record) -> Record | None:
     """The first op message that names the half; none when it is still in doubt, or too far away."""
     topic = OP_TOPIC if half.topic == HALF_TOPIC else OP_TOPIC_OF_ROCKSDB
     least, end = store.queue_range(topic, half.queue_id)
-    begin = max(least, store.offset_at_time(topic, half.queue_id, half.store_timestamp_ms))
+
+    def place(number: int) -> int:  # not the time: a clock may have been set back
+        op = store.message(topic, half.queue_id, number)
+        return -1 if op is None else op.commitlog_offset
+
+    begin = least + bisect_left(range(least, end), half.commitlog_offset, key=place)
     for number in range(begin, min(end, begin + OPS_LOOKED_AT)):
         op = store.message(topic, half.queue_id, number)
         if op is not None and op.tag == OP_TAG and _names(op, half):

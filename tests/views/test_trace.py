@@ -160,6 +160,18 @@ def test_a_rollback_that_the_queue_of_op_messages_lacks(store: Path, tmp_path: P
     assert {at: story(str(path), at) for at in halves} == before
 
 
+def test_a_rollback_behind_which_the_clock_was_set_back(store: Path, tmp_path: Path) -> None:
+    """An op message that states an earlier time than its half message was not looked at."""
+    path = shutil.copytree(store, tmp_path / "store")
+    half, _, _ = _half(path, "r")
+    (segment,) = (path / "commitlog").iterdir()
+    raw = bytearray(segment.read_bytes())
+    at = half + 56  # its STORETIMESTAMP
+    raw[at : at + 8] = (int.from_bytes(raw[at : at + 8], "big") + 5 * 86_400_000).to_bytes(8, "big")
+    segment.write_bytes(raw)
+    assert [step["what"] for step in story(str(path), half)] == ["prepared", "rolled back"]
+
+
 def test_damage_that_may_hide_an_end_is_said(store: Path, tmp_path: Path) -> None:
     """The page said that no half message begins there, and trace had nothing to say."""
     path = shutil.copytree(store, tmp_path / "store", ignore=shutil.ignore_patterns("index"))
