@@ -137,7 +137,9 @@ def _topic_line(topic: dict[str, object]) -> str:
     from recovery.humanize import printable
 
     kind = topic["message_type"] or "any"
-    return printable(f"{topic['topic']:<40}  {kind:<11}  {topic['write_queues']} queues  perm {topic['perm']}")
+    read, write = topic["read_queues"], topic["write_queues"]
+    queues = f"{read} queues" if read == write else f"{read} queues, {write} to write to"
+    return printable(f"{topic['topic']:<40}  {kind:<11}  {queues}  perm {topic['perm']}")
 
 
 def end(

@@ -212,6 +212,7 @@ def test_what_is_not_given_of_a_topic_stays(store: Path, capsys: pytest.CaptureF
         opened.create_topic("orders", queues=8, message_type="MIXED", write_queues=2)
     changed = run(capsys, "topic", store, "orders", "--create", "--type", "NORMAL")
     assert (changed["read_queues"], changed["write_queues"]) == (8, 2)
+    assert command(capsys, "topic", store).out.split() == "orders NORMAL 8 queues, 2 to write to perm 6".split()
 
 
 @pytest.mark.parametrize("name", ["commitlog_offset", "unique_key", "message_id"])
