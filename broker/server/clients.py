@@ -55,6 +55,7 @@ class Channel:
     version: int
     seen_ms: int = 0
     account: Account | None = None  # in whose name it is there
+    broadcasts: bool = False  # as a consumer it gets all messages, and has no share of the queues
 
     def as_json(self) -> dict[str, object]:
         return {
@@ -73,6 +74,11 @@ class GroupOfConsumers:
     consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
     channels: dict[Peer, Channel] = field(default_factory=dict)
     subscriptions: dict[str, SubscriptionData] = field(default_factory=dict)
+
+    @property
+    def sharing(self) -> list[Channel]:
+        """Those that share out the queues, also beside one that broadcasts by mistake."""
+        return [channel for channel in self.channels.values() if not channel.broadcasts]
 
     def take(self, data: ConsumerData) -> bool:
         """Take over what a client says; whether the subscriptions changed."""
@@ -115,7 +121,8 @@ class Clients:
             for one in data.consumers:
                 group = self._consumers.setdefault(one.group, GroupOfConsumers(one.group))
                 is_new = peer not in group.channels or group.channels[peer].client_id != data.client_id
-                group.channels[peer] = Channel(peer, data.client_id, language, version, now_ms, account)
+                broadcasts = one.message_model != CLUSTERING
+                group.channels[peer] = Channel(peer, data.client_id, language, version, now_ms, account, broadcasts)
                 if (group.take(one) or is_new) and one.message_model == CLUSTERING:
                     notified += group.channels
         return notified
@@ -141,7 +148,7 @@ class Clients:
             return []
         if not group.channels:
             del self._consumers[name]
-        return list(group.channels) if group.message_model == CLUSTERING else []
+        return [channel.peer for channel in group.sharing]
 
     # Asking
 
@@ -186,12 +193,15 @@ class Clients:
     def clustered(self) -> dict[str, set[str]]:
         """The groups whose positions the store keeps, with the topics of each."""
         with self._lock:
-            groups = (group for group in self._consumers.values() if group.message_model == CLUSTERING)
+            groups = (group for group in self._consumers.values() if group.sharing)
             return {group.name: set(group.subscriptions) for group in groups}
 
     def client_ids(self, group: str) -> list[str]:
+        """Those that share out its queues; where none does, all that broadcast."""
         found = self.consumers(group)
-        return [] if found is None else sorted({channel.client_id for channel in found.channels.values()})
+        if found is None:
+            return []
+        return sorted({channel.client_id for channel in found.sharing or found.channels.values()})
 
     def groups_of(self, peer: Peer) -> tuple[set[str], dict[str, tuple[str, tuple[SubscriptionData, ...]]]]:
         """The producer groups of a connection, and by name its consumer groups: message model and subscriptions."""

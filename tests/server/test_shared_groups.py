@@ -41,6 +41,29 @@ def append(store: broker.LiveStore, queue_id: int, *bodies: bytes) -> None:
         store.append(broker.Message("orders", body), queue_id=queue_id)
 
 
+def test_one_that_broadcasts_by_mistake_has_no_share_and_changes_that_of_nobody(
+    serve: Serve, connect: Connect, store: broker.LiveStore
+) -> None:
+    """The consumer with the store open then had all queues, beside the client that read its own on."""
+    server = serve()
+    client, other = connect(server, client_id="a"), connect(server, client_id="b")
+    with sharing(store, client) as consumer:
+        queues, named = consumer.queues, members(client)
+        sent = other.heartbeat(consumer="billing", topics={"orders": "*"}, model="BROADCASTING")
+        assert sent.code == Answer.SUCCESS
+        assert "billing" in server.context.clients.clustered()
+        for body in (b"one", b"two"):  # both have had their turn since
+            append(store, 3, body)
+            message = consumer.receive(SOON_S)
+            assert message is not None
+            assert message.body == body
+            consumer.ack(message)
+        assert (consumer.queues, members(client), members(other)) == (queues, named, named)
+        client.socket.close()
+        await_true(lambda: len(consumer.queues) >= 4)
+        assert members(other) == ["b"]
+
+
 @pytest.mark.parametrize("has_position", [False, True])
 def test_clients_that_left_before_the_group_had_a_position_do_not_count(
     serve: Serve, connect: Connect, store: broker.LiveStore, has_position: bool

@@ -106,14 +106,20 @@ class WireClient:
     # What clients do
 
     def heartbeat(
-        self, *, producer: str = "", consumer: str = "", topics: dict[str, str] | None = None, kind: str = "TAG"
+        self,
+        *,
+        producer: str = "",
+        consumer: str = "",
+        topics: dict[str, str] | None = None,
+        kind: str = "TAG",
+        model: str = "CLUSTERING",
     ) -> RemotingCommand:
         subscriptions = [
             {"topic": topic, "subString": text, "subVersion": time.time_ns(), "expressionType": kind}
             for topic, text in (topics or {}).items()
         ]
         consumers = [
-            {"groupName": consumer, "consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING",
+            {"groupName": consumer, "consumeType": "CONSUME_PASSIVELY", "messageModel": model,
              "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET", "subscriptionDataSet": subscriptions}
         ]  # fmt: skip
         body = {
