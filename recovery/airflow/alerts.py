@@ -5,6 +5,7 @@ on_failure_callback=[StoreAlert(store="shop", connection="oncall")]
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import logging
@@ -194,11 +195,22 @@ def _without_login(url: str) -> tuple[str, str]:
     return urlunsplit(parts._replace(netloc=place)), unquote(login)
 
 
+async def deadline_missed_async(
+    *, store: str, what: str, connection: str | None = None, context: Mapping[str, Any] | None = None
+) -> None:
+    """What a DAG's deadline calls, in the triggerer: `deadline_missed`, in a thread.
+
+    What an executor calls may read no connection and no Variable of Airflow's database (3.3.2): its token is refused.
+    """
+    await asyncio.to_thread(deadline_missed, store=store, what=what, connection=connection, context=context)
+
+
 def deadline_missed(*, store: str, what: str, connection: str | None = None, context: Any = None) -> None:
-    """What a DAG's deadline calls: an error in the log of the process that runs it, and the store's alert.
+    """A run missed its deadline: an error in the log of the process that runs this, and the store's alert.
 
     Airflow takes back the deadline of a run that succeeded, and not that of one that failed. Of that one it says so
-    where no alert did: the callback of a killed task is lost with the DAG processor, and an alert with its endpoint.
+    where no alert did: a task whose process alone is killed, for its memory, has none (3.3.2), the callback of one that
+    was killed with its supervisor is lost with the DAG processor, and an alert is with its endpoint.
     """
     run = context.get("dag_run") if isinstance(context, Mapping) else None
     state = run.get("state") if isinstance(run, Mapping) else None

@@ -92,17 +92,17 @@ def retry_policy() -> dict[str, Any]:
 
 
 def deadline(calls: Sequence[tuple[timedelta, dict[str, Any]]], callback: str) -> dict[str, Any]:
-    """The argument of a DAG that calls a function, with arguments, each time when a run takes longer than a time.
+    """The argument of a DAG by which the triggerer awaits a function, with arguments, when a run takes too long.
 
     Before Airflow 3.3 at the first of them alone; none where Airflow cannot.
     """
     if not HAS_DEADLINES:
         return {}
-    from airflow.sdk.definitions.callback import SyncCallback
+    from airflow.sdk.definitions.callback import AsyncCallback
     from airflow.sdk.definitions.deadline import DeadlineAlert, DeadlineReference
 
     queued = DeadlineReference.DAGRUN_QUEUED_AT
-    alerts = [DeadlineAlert(queued, within, SyncCallback(callback, arguments)) for within, arguments in calls]
+    alerts = [DeadlineAlert(queued, within, AsyncCallback(callback, arguments)) for within, arguments in calls]
     return {"deadline": alerts if HAS_SEVERAL_DEADLINES else alerts[0]}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import os
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pkgutil import resolve_name
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +22,14 @@ from recovery.airflow import alerts
 from recovery.airflow.alerts import ApprovalAlert, StoreAlert, WorksAgain, deadline_missed, post
 from recovery.airflow.hook import http_address
 from recovery.airflow.settings import StoreSettings
-from recovery.airflow.versions import HAS_APPROVALS, HAS_SUPERVISED_DEADLINES, AirflowFailException, BaseHook
+from recovery.airflow.versions import (
+    HAS_APPROVALS,
+    HAS_DEADLINES,
+    HAS_SUPERVISED_DEADLINES,
+    AirflowFailException,
+    BaseHook,
+)
+from recovery.airflow.workflows.store_dags import StoreDags
 from recovery.airflow.workflows.wiring import answering
 
 
@@ -232,6 +241,16 @@ def test_a_late_run_is_an_alert(listener: Callable[..., list[dict[str, Any]]]) -
     running = {"dag_run": {"dag_id": "shop.check_back", "state": "running"}}
     deadline_missed(store="shop", what="check_back is not done after 0:05:00", connection="oncall", context=running)
     assert len(got) == 2
+
+
+@pytest.mark.skipif(not HAS_DEADLINES, reason="this Airflow has no deadlines")
+def test_a_deadline_calls_the_triggerer(listener: Callable[..., list[dict[str, Any]]]) -> None:
+    """An executor's process may read no connection of Airflow's database: the alert of a late run never arrived."""
+    (late,) = StoreDags("shop", path="/x", only=["check_back"], alerts="oncall")["check_back"].deadline
+    assert type(late.callback).__name__ == "AsyncCallback"
+    got, call = listener("oncall"), resolve_name(late.callback.path)
+    asyncio.run(call(**late.callback.kwargs, context={"dag_run": {"dag_id": "shop.check_back", "state": "running"}}))
+    assert got[0]["text"].startswith("checkback, store shop: check_back is not done after 0:05:00: look at the runs of")
 
 
 @pytest.fixture

@@ -74,7 +74,7 @@ def shared_of(
             (time, {"store": name, "what": f"{work} is not done after {time}: {step}", "connection": alerts})
             for time in (within, *(one for one in again if one > within))
         ]
-        found |= deadline(calls, "recovery.airflow.alerts.deadline_missed")
+        found |= deadline(calls, "recovery.airflow.alerts.deadline_missed_async")
     return found
 
 
