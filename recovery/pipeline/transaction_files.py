@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from recovery.transactions.digest import Digest
 from recovery.transactions.outcomes import STATE_NAMES
 
 MANIFEST = "_checkback.json"
+_KEYS = re.compile(r"(?<=://)[^/@]*@")  # in a URI: who asks, and with what secret
 _TEMPORARY = "_temporary"  # readers of Parquet pass over such names
 
 
@@ -45,8 +47,9 @@ class TransactionFiles:
     seconds: float
 
     def as_json(self) -> dict[str, Any]:
-        """The manifest."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        """The manifest: read by others than may know the keys in s3://KEY:SECRET@archive."""
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return values | {name: _KEYS.sub("", values[name]) for name in ("path", "store")}
 
 
 def write_transaction_files(

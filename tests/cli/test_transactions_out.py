@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import gzip
 import os
@@ -19,6 +20,7 @@ import pytest
 from broker.errors import BrokerError
 from recovery.cli.spark_job import main
 from recovery.pipeline import in_memory
+from recovery.pipeline.transaction_files import TransactionFiles
 from tests.cli.command import command
 from tests.house.tree import ROOT
 
@@ -56,6 +58,16 @@ def test_a_uri_may_have_options(
     ran = command(capsys, "transactions", golden(STORE), f"{out.as_uri()}?endpoint_override=127.0.0.1:9000")
     assert (ran.code, ran.err) == (0, "")
     assert sorted(path.name for path in out.iterdir()) == ["_checkback.json", "part-00000.parquet"]
+
+
+def test_no_secret_of_a_uri_is_in_the_manifest() -> None:
+    archive = "s3://AKIA:s3cret@archive"
+    out, store = f"{archive}/out?scheme=http", f"{archive}/shop@home.store"
+    written = TransactionFiles(out, store, "half-op", {}, "0", 0, 0, 0, 0, 0, [], 0.0)
+    assert written.as_json()["path"] == "s3://archive/out?scheme=http"
+    assert written.as_json()["store"] == "s3://archive/shop@home.store"
+    local = dataclasses.replace(written, path="/data/out", store="/data/a@b.store").as_json()
+    assert (local["path"], local["store"]) == ("/data/out", "/data/a@b.store")
 
 
 def test_without_shared_semaphores_one_process_does_it(
