@@ -16,6 +16,7 @@ from broker.format.consumequeue import Unit
 from broker.format.java import Host
 from broker.store.disk.files import Disk
 from broker.store.disk.os_errors import refused
+from broker.store.read.detect import check_is_store
 from recovery.repair.copying import copy_store
 from tests.store.build import SEGMENT_SIZE, Log, units_of, write_index, write_queue
 from tests.store.permissions import as_nobody
@@ -36,6 +37,13 @@ CORRECT = "Correct the path, or mount the volume"
 def test_no_directory(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b"
     assert sentence(path) == f"PATH: there is no such directory. The path exists as far as {tmp_path}. {CORRECT}"
+
+
+def test_a_uri() -> None:
+    """The path was said to exist as far as the current directory, and a volume was to be mounted."""
+    sentence = "^s3://archive/a is a URI, .* Give the path where that file system is mounted$"
+    with pytest.raises(broker.NotAStore, match=sentence):
+        check_is_store("s3://archive/a", Disk())
 
 
 def test_a_file(tmp_path: Path) -> None:

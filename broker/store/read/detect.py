@@ -61,6 +61,9 @@ def _fault(path: str, disk: Disk) -> str | None:
     if found is None:
         if (fault := _dangling(path)) is not None:
             return fault
+        if "://" in path:
+            text = f"{path} is a URI, which is read by `transactions` and by `verify --spark` alone"
+            return f"{text}. Give the path where that file system is mounted"
         text = f"{path}: there is no such directory. {_where_it_ends(path, disk)}"
         return f"{text}. Correct the path, or mount the volume"
     if not found.is_directory:
