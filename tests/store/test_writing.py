@@ -134,14 +134,20 @@ def test_half_a_record_at_the_end_is_kept_aside_and_cut(tmp_path: Path) -> None:
     assert (tmp_path / "checkback" / "torn" / f"{end:020}").read_bytes().endswith(b"torn")
 
 
-def test_an_intent_that_was_never_published_leaves_no_trace(tmp_path: Path) -> None:
+@pytest.mark.parametrize("begun", [500, SMALL.segment_bytes], ids=["in its segment", "in the next"])
+def test_an_intent_that_was_never_published_leaves_no_trace(tmp_path: Path, begun: int) -> None:
     """A process killed between the intent and the tail: the next one clears what it began."""
     store = open_writer(str(tmp_path), Disk(), SMALL, sync="os")
     fill(store, 0, 3)
-    tail = store.control[Word.TAIL]
-    view, at = store.appender.log.at(tail)
-    store.control[Word.INTENT] = tail + 500
-    view[at : at + 300] = b"\xda" * 300
+    tail, log = store.control[Word.TAIL], store.appender.log
+    store.control[Word.INTENT] = tail + begun
+    for begins in (tail, tail + begun - 300):
+        view, at = log.at(begins)
+        view[at : at + 300] = b"\xda" * 300
+    store.appender.heal()
+    for begins in (tail, tail + begun - 300):
+        view, at = log.at(begins)
+        assert bytes(view[at : at + 300]) == bytes(300)
     fill(store, 3, 3)
     store.close()
     assert_right(tmp_path, 2, 2, 2)

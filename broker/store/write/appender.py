@@ -63,7 +63,7 @@ class Appender:
         self.log, self.control, self.dispatcher, self.lock = log, control, dispatcher, lock
         self._clock = clock
         self.check_files: Callable[[], None] = lambda: None  # raises when a file of the store is not in its place
-        self._words, self._layout = control.words, layout
+        self._words = control.words
         self._segment_bytes, self._size_max = layout.segment_bytes, layout.record_bytes_max
         self._fast = FastAppend(log, control, dispatcher, layout, clock, self.cache_half)
         self._cached: list[tuple[int, PendingRecord] | None] = [None] * _CACHED
@@ -112,18 +112,10 @@ class Appender:
             self.dispatcher.refresh()
         tail = words[_TAIL]
         if words[_INTENT] != tail:
-            self._clear(tail, words[_INTENT])
+            zero(self.log, tail, words[_INTENT])
             words[_INTENT] = tail
         if words[_DISPATCHED] != tail:
             self.replay(words[_DISPATCHED], tail)
-
-    def _clear(self, start: int, stop: int) -> None:
-        """Zero what was begun; files that were not even made hold nothing."""
-        segment = self._layout.segment_bytes
-        own_end = start - start % segment + segment
-        zero(self.log, start, min(stop, own_end))
-        if stop > own_end:
-            zero(self.log, own_end, stop)
 
     def replay(self, start: int, stop: int) -> None:
         """Dispatch the records of [start, stop) again, which a killed process published."""
