@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -55,10 +56,17 @@ def _delete_directory(path: Path) -> None:
     shutil.rmtree(aside)
 
 
+def _replace_by_anothers(path: Path) -> None:
+    """As a copy of another store over this one would."""
+    text = json.loads(path.read_text())
+    path.with_suffix(".new").write_text(json.dumps({**text, "id": "5" * 32}))
+    os.replace(path.with_suffix(".new"), path)
+
+
 LOG, CONTROL, LOCK, STORE_JSON = f"commitlog/{0:020}", "checkback/control", "lock", "checkback/store.json"
 CASES: list[tuple[Callable[[Path], None], str]] = [
     (_delete, LOG), (_replace, LOG), (_delete_directory, LOG), (_delete, CONTROL), (_replace, CONTROL), (_delete, LOCK),
-    (_replace, LOCK), (_delete, STORE_JSON), (_delete_directory, STORE_JSON),
+    (_replace, LOCK), (_delete, STORE_JSON), (_delete_directory, STORE_JSON), (_replace_by_anothers, STORE_JSON),
 ]  # fmt: skip
 
 
