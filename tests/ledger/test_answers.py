@@ -144,6 +144,16 @@ def test_a_half_message_of_another_ledger_is_neither_looked_up_nor_settled_here(
         assert after.execute(ledger.rows.select()).all() == []
 
 
+def test_a_half_message_that_names_no_ledger_is_looked_up_by_its_key(ledger: Ledger) -> None:
+    """Of a producer before bindings: a row that is there is right in any database."""
+    resolver, key = resolver_of(ledger, STORE_ID), new_key(1_700_000_000_000)
+    half: Any = SimpleNamespace(properties={LEDGER_KEY: key}, producer_group="shop")
+    assert resolver.peek(half).outcome is Outcome.UNKNOWN
+    with ledger.engine.begin() as connection:
+        ledger.insert(connection, key, "shop", STORE_ID)
+    assert resolver.peek(half).outcome is Outcome.COMMITTED
+
+
 _LEFT = {
     "postgresql": ("CREATE SCHEMA elsewhere", "SET search_path TO elsewhere", "SELECT current_setting('search_path')"),
     "mariadb": ("CREATE DATABASE elsewhere", "USE elsewhere", "SELECT DATABASE()"),
