@@ -19,6 +19,7 @@ import errno
 import os
 import re
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
 from shlex import quote
 
@@ -202,12 +203,29 @@ class Disk(Calls):
         What fails leaves nothing behind. A size that is too small was left by someone who was killed here: it grows.
         Raises StoreFull, and StoreError when the file is larger.
         """
+        with self._growing(path, self.entry(path), size, durable=durable) as descriptor:
+            self._reserve(descriptor, path, size)
+
+    def allocate_head(self, path: str, size: int, head: int) -> None:
+        """See that there is a file of this size with a block for each of its first `head` bytes; the rest is a hole.
+
+        For a table that fills from its front: `reserve` gives it more blocks before more of it is written to. Where
+        the system cannot do that, it gets all of its blocks now. Raises StoreFull, StoreError as `allocate` does.
+        """
         found = self.entry(path)
+        with self._growing(path, found, size, durable=True) as descriptor:
+            if found is None or found.size < size:  # killed in here: it is short, and nothing was written to it
+                self._reserve(descriptor, path, min(head, size) if CAN_RESERVE else size)
+                self._cut(descriptor, path, size)
+
+    @contextlib.contextmanager
+    def _growing(self, path: str, found: Entry | None, size: int, *, durable: bool) -> Iterator[int]:
+        """A file that the caller brings to a size, made where it was not found; a new one goes again if that fails."""
         self._check_size(found, size)
         descriptor = self._create(path) if found is None else self._open(path, os.O_RDWR)
         try:
             try:
-                self._reserve(descriptor, path, size)
+                yield descriptor
             except StoreError:
                 if found is None:
                     self._remove_file(path)
@@ -218,29 +236,6 @@ class Disk(Calls):
             os.close(descriptor)
         if durable:
             self._force_directory(_above(path))
-
-    def allocate_head(self, path: str, size: int, head: int) -> None:
-        """See that there is a file of this size with a block for each of its first `head` bytes; the rest is a hole.
-
-        For a table that fills from its front: `reserve` gives it more blocks before more of it is written to. Where
-        the system cannot do that, it gets all of its blocks now. Raises StoreFull, StoreError as `allocate` does.
-        """
-        found = self.entry(path)
-        self._check_size(found, size)
-        descriptor = self._create(path) if found is None else self._open(path, os.O_RDWR)
-        try:
-            if found is None or found.size < size:  # killed in here: it is short, and nothing was written to it
-                try:
-                    self._reserve(descriptor, path, min(head, size) if CAN_RESERVE else size)
-                    self._cut(descriptor, path, size)
-                except StoreError:
-                    if found is None:
-                        self._remove_file(path)
-                    raise
-            self._force(descriptor, path)
-        finally:
-            os.close(descriptor)
-        self._force_directory(_above(path))
 
     def reserve(self, path: str, stop: int) -> None:
         """Have a block for each byte below `stop` of a file that `allocate_head` made. Raises StoreFull."""
