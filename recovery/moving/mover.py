@@ -26,6 +26,7 @@ from broker.remoting.bodies import MessageQueue
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths, path_of_store
 from broker.store.disk.store_lock import StoreLock
+from recovery.humanize import count
 from recovery.moving.catalog import MoveCatalog
 from recovery.moving.contents import DoubtfulTransaction, StoreContents
 from recovery.moving.conversion import PROPERTIES_MAX, BrokerAbility, carried, due_of
@@ -134,14 +135,15 @@ def _plan(contents: StoreContents, target: MoveTarget, *, is_resumed: bool, has_
             there = await target.topic(config.name)
             topics.append(TopicPlan(config.name, queues, messages[config.name], bool(there)))
             if fewer := [one for one in there if one.queues < queues]:
-                count, place = fewer[0].queues, fewer[0].broker_name
-                text = f"the topic {config.name} has {count} queues at {place}, and {queues} here"
+                number, place = fewer[0].queues, fewer[0].broker_name
+                text = f"the topic {config.name} has {count(number, 'queue')} at {place}, and {queues:,} here"
                 refusals.append(f"{text}: change it there (mqadmin updateTopic -r {queues} -w {queues})")
             elif there and not is_resumed:
                 refusals.extend(await _used(target, config.name, [one.broker_name for one in there], queues))
         for group in contents.groups():
-            if count := await target.members(group.name):
-                text = f"{count} consumers of the group {group.name} are connected to the cluster"
+            if number := await target.members(group.name):
+                consumers, are = count(number, "consumer"), "is" if number == 1 else "are"
+                text = f"{consumers} of the group {group.name} {are} connected to the cluster"
                 refusals.append(f"{text}: stop them until its positions are there, at the end of the move")
         for name in target.brokers:
             refusals.extend(_unable(name, await target.ability(name), max(due_ms, default=0)))
@@ -165,7 +167,7 @@ async def _used(target: MoveTarget, topic: str, brokers: list[str], queues: int)
         for queue_id in range(queues):
             first, end = await target.range(MessageQueue(topic, queue_id, name))
             if end > first:
-                text = f"the topic {topic} has {end - first:,} messages in queue {queue_id} at {name}"
+                text = f"the topic {topic} has {count(end - first, 'message')} in queue {queue_id} at {name}"
                 return [f"{text}: move into topics without any, and let producers send there when the move is over"]
     return []
 
@@ -195,7 +197,8 @@ def _of_ledgers(in_doubt: Sequence[DoubtfulTransaction], *, has_ledgers: bool) -
     named = sum(bool(one.binding_id) for one in in_doubt)
     if not named or has_ledgers:
         return []
-    text = f"{named:,} transactions in doubt name a ledger: give it (--ledger URL), for the checks of the cluster"
+    name = count(named, "transaction in doubt names", "transactions in doubt name")
+    text = f"{name} a ledger: give it (--ledger URL), for the checks of the cluster"
     return [f"{text}; or settle them first: checkback check-back STORE --ledger URL"]
 
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from recovery.humanize import count
+
 FINDINGS_KEPT = 100
 
 
@@ -46,11 +48,13 @@ class MovePlan:
         found = []
         for one in self.topics:
             how = "is there" if one.is_there else "is made"
-            found.append(f"{one.name}: {one.messages:,} messages in {one.queues} queues; the topic {how}")
-        found.append(f"{self.delayed:,} delayed messages that are not due yet")
-        for group, count in sorted(self.in_doubt.items()):
-            found.append(f"{count:,} transactions in doubt of the producer group {group}, as half messages")
-        found.append(f"{self.positions:,} positions of {self.groups:,} consumer groups")
+            messages, queues = count(one.messages, "message"), count(one.queues, "queue")
+            found.append(f"{one.name}: {messages} in {queues}; the topic {how}")
+        found.append(f"{count(self.delayed, 'delayed message')}, not due yet")
+        for group, number in sorted(self.in_doubt.items()):
+            doubtful = count(number, "transaction in doubt", "transactions in doubt")
+            found.append(f"{doubtful} of the producer group {group}, as half messages")
+        found.append(f"{count(self.positions, 'position')} of {count(self.groups, 'consumer group')}")
         return found + [f"Note: {note}" for note in self.notes]
 
 

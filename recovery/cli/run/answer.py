@@ -10,6 +10,7 @@ from recovery.cli.shared import FINDINGS, USAGE, WELL, AsJson, LogOrNone, Otlp, 
 from recovery.cli.terminal.log_lines import log_to_stderr
 from recovery.cli.terminal.output import print_json, show, warn
 from recovery.cli.terminal.traces import traced
+from recovery.humanize import count
 from recovery.interrupts import stopped_by_signal
 
 ACCESS_KEY, SECRET_KEY = "CHECKBACK_ACCESS_KEY", "CHECKBACK_SECRET_KEY"
@@ -114,14 +115,14 @@ def _show_report(report: dict[str, Any], as_json: bool) -> None:
         print_json(report)
         return
     show([_summary(report)])
-    show([f"  {count:,} not asked: {why}" for why, count in report["not_asked"].items()])
+    show([f"  {number:,} not asked: {why}" for why, number in report["not_asked"].items()])
 
 
 def _summary(report: dict[str, Any]) -> str:
     ended = f"{report['committed']:,} committed, {report['rolled_back']:,} rolled back"
     open_ = f"{report['unknown']:,} unknown, {report['running']:,} still running"
     rest = f"{report['down']:,} not asked, {report['refused']:,} refused"
-    return f"Group {report['group']}: {report['checks']:,} checks: {ended}; {open_}; {rest}"
+    return f"Group {report['group']}: {count(report['checks'], 'check')}: {ended}; {open_}; {rest}"
 
 
 def register(app: VerbGroup) -> None:
