@@ -39,6 +39,11 @@ ALL = (*OF_PRODUCERS, *OF_CONSUMERS, KILLED)
 OF_STORE = (KILLED_BEFORE_DISPATCH,)  # in a cluster a broker does that
 
 
+def of_producers(*, in_cluster: bool) -> list[str]:
+    """The kinds that can strike a producer: of one that cannot, the others would wait for the first hit."""
+    return [kind for kind in OF_PRODUCERS if not (in_cluster and kind in OF_STORE)]
+
+
 _LOOK_S = 0.5
 _SPREAD = 3  # how much more often one kind may hit than the rarest
 

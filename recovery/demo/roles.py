@@ -40,7 +40,7 @@ from recovery.checkback.protocol import Answer, Outcome
 from recovery.checkback.round import CheckBack
 from recovery.checkback.service import CheckService
 from recovery.demo import shop
-from recovery.demo.crashes import CONSUMER_FAILS, LOCAL_FAILS, OF_CONSUMERS, OF_PRODUCERS, Crashes, Failure, die
+from recovery.demo.crashes import CONSUMER_FAILS, LOCAL_FAILS, OF_CONSUMERS, Crashes, Failure, die, of_producers
 
 CHECK_BACK, DEDUP, TOMBSTONE, DISPATCH = "check-back", "dedup", "tombstone", "dispatch"
 SWITCHES = (CHECK_BACK, DEDUP, TOMBSTONE, DISPATCH)
@@ -151,12 +151,12 @@ def _sell(store: Shop, engine: Engine, crashes: Crashes, setting: Setting) -> No
     producer = store.producer(ORDERS, topics=[shop.STOCK_LOCKED], ledger=ledger(engine))
     with Session(engine) as session:
         skus = session.scalars(select(shop.Product.sku)).all()
-    chance = crashes.chance
+    chance, kinds = crashes.chance, of_producers(in_cluster=bool(setting.broker))
     while True:
         if setting.is_over:
             time.sleep(_PAUSE_S)
             continue
-        crashes.draw(OF_PRODUCERS)
+        crashes.draw(kinds)
         hesitates = chance.random() < _HESITATES
 
         def hesitate(pause_s: float = _HESITATES_S if hesitates else 0.0) -> None:
@@ -175,13 +175,14 @@ def _sell(store: Shop, engine: Engine, crashes: Crashes, setting: Setting) -> No
 
 def _collect(store: Shop, engine: Engine, crashes: Crashes, setting: Setting) -> None:
     producer = store.producer(PAYMENTS, topics=[shop.ORDER_PAID], ledger=ledger(engine))
+    kinds = of_producers(in_cluster=bool(setting.broker))
     for turn in itertools.count(crashes.chance.randrange(8)):
         with Session(engine) as session:
             order = shop.next_unpaid(session, turn)
         if order is None:
             time.sleep(_PAUSE_S)
             continue
-        crashes.calm() if setting.is_over else crashes.draw(OF_PRODUCERS)
+        crashes.calm() if setting.is_over else crashes.draw(kinds)
         hurdles = (broker.BrokerError, SQLAlchemyError, Failure, shop.NothingToPay)
         with contextlib.suppress(*hurdles), Session(engine) as session:
             shop.pay(session, producer, order, hesitate=lambda: crashes.raise_if(LOCAL_FAILS))

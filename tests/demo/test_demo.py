@@ -19,7 +19,7 @@ from recovery.cli import consumer as verbs_consume
 from recovery.cli.declaration import VerbGroup
 from recovery.cli.terminal.tables_consumer import reconciliation
 from recovery.demo import roles, runner, shop
-from recovery.demo.crashes import ALL
+from recovery.demo.crashes import ALL, KILLED_BEFORE_DISPATCH, Crashes, counted, of_producers
 from recovery.demo.reconcile import CountCheck, Reconciliation, reconcile
 from recovery.demo.runner import Demo
 from recovery.verify.verifier import verify
@@ -108,6 +108,19 @@ def test_a_sale_over_a_cluster_has_time_for_the_kills_that_it_needs() -> None:
     """With half of that time checkback demo --broker said, however fast the machine: too few crashes hit."""
     seconds = inspect.signature(Demo).parameters["seconds"].default
     assert runner._LONGER * seconds > runner.LEAST * runner._CLUSTER_KILL_EVERY_S
+
+
+@pytest.mark.parametrize("in_cluster", [True, False])
+def test_no_kind_of_crash_waits_for_one_that_cannot_come(in_cluster: bool, tmp_path: Path) -> None:
+    """Over a cluster each stopped at 4, before the one that only a store has: no demo --broker could prove anything."""
+    there = of_producers(in_cluster=in_cluster)
+    assert (KILLED_BEFORE_DISPATCH in there) != in_cluster
+    for number in range(200):  # each a new process
+        crashes = Crashes(str(tmp_path / "crashes"), seed=number, rate=1.0)
+        crashes.draw(there)
+        assert crashes.strikes(crashes.fate)
+    found = counted(str(tmp_path / "crashes"))
+    assert min(found[kind] for kind in there) >= runner.LEAST
 
 
 @pytest.fixture
