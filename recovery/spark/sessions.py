@@ -104,7 +104,7 @@ def session(
     `check_installation`) and when Spark does not start.
     """
     submitted = _submitted()
-    master = master or submitted.get("spark.master") or "local[*]"
+    master = submitted.get("spark.master", "local[*]") if master is None else master
     if not _MASTER.fullmatch(master):
         raise SparkNotReady(
             f"{master!r:.60} is not a master of Spark: give local[*], local[2], spark://HOST:7077, or yarn"
