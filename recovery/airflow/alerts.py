@@ -5,7 +5,6 @@ on_failure_callback=[StoreAlert(store="shop", connection="oncall")]
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 import logging
@@ -201,8 +200,13 @@ async def deadline_missed_async(
     """What a DAG's deadline calls, in the triggerer: `deadline_missed`, in a thread.
 
     What an executor calls may read no connection and no Variable of Airflow's database (3.3.2): its token is refused.
+    The thread is one of asgiref: from another one a triggerer of 3.2 reads the answer in another event loop, which
+    fails, and leaves the answer to its own next request.
     """
-    await asyncio.to_thread(deadline_missed, store=store, what=what, connection=connection, context=context)
+    from asgiref.sync import sync_to_async
+
+    in_thread = sync_to_async(deadline_missed, thread_sensitive=False)
+    await in_thread(store=store, what=what, connection=connection, context=context)
 
 
 def deadline_missed(*, store: str, what: str, connection: str | None = None, context: Any = None) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from airflow.sdk import Connection
+from asgiref.sync import async_to_sync
 
 from recovery.airflow import alerts
 from recovery.airflow.alerts import ApprovalAlert, StoreAlert, WorksAgain, deadline_missed, post
@@ -251,6 +252,29 @@ def test_a_deadline_calls_the_triggerer(listener: Callable[..., list[dict[str, A
     got, call = listener("oncall"), resolve_name(late.callback.path)
     asyncio.run(call(**late.callback.kwargs, context={"dag_run": {"dag_id": "shop.check_back", "state": "running"}}))
     assert got[0]["text"].startswith("checkback, store shop: check_back is not done after 0:05:00: look at the runs of")
+
+
+@pytest.mark.skipif(not HAS_DEADLINES, reason="this Airflow has no deadlines")
+def test_a_deadline_is_served_by_the_triggerers_own_loop(
+    listener: Callable[..., list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In 3.2.0 an answer that another loop waited for was lost, and the triggerer's next request got it, and failed."""
+    got, known, loops = listener("oncall"), BaseHook.get_connection, list[object]()
+
+    async def answer() -> None:
+        loops.append(asyncio.get_running_loop())
+
+    def as_in_3_2(name: str) -> Any:
+        async_to_sync(answer)()
+        return known(name)
+
+    async def triggerer() -> None:
+        loops.append(asyncio.get_running_loop())
+        await alerts.deadline_missed_async(store="shop", what="late", connection="oncall")
+
+    monkeypatch.setattr(BaseHook, "get_connection", as_in_3_2)
+    asyncio.run(triggerer())
+    assert (len(got), loops[0]) == (1, loops[1])
 
 
 @pytest.fixture
