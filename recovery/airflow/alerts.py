@@ -227,6 +227,8 @@ def deadline_missed(*, store: str, what: str, connection: str | None = None, con
     _log.error("%s", text)
     if connection:
         post(connection, {"text": text, "store": store, "error": what})
+        if isinstance(run, Mapping) and state == "failed":  # a run that waits for an answer has several deadlines
+            _note_alerted(str(run.get("dag_id")))
 
 
 # When the last failure of a DAG was alerted, in a Variable: a deadline reads nothing else of Airflow. It is a time, and
