@@ -52,6 +52,37 @@ def test_what_the_store_raises_is_raised_once(
     assert len(tried) == 1
 
 
+@pytest.mark.parametrize("kind", ["send", "batch", "prepare", "key"])
+def test_a_topic_that_another_process_makes_smaller_refuses_no_send(
+    store: LiveStore, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A send whose queue was chosen just before this process saw it was refused, though it names no queue."""
+    store.create_topic("orders", message_type="", write_queues=4)
+    is_half = kind == "prepare"
+    producer = store.producer("shop", topics=["orders"], resolver=was_saved) if is_half else store.producer("web")
+    topics = store._admission.topics
+    rules = topics.rules
+
+    def seen_now(topic: str, now_ms: int) -> object:
+        topics.look(now_ms)
+        return rules(topic, now_ms)
+
+    monkeypatch.setattr("random.randrange", lambda count: count - 1)
+    monkeypatch.setattr(topics, "rules", seen_now)
+    with broker.open(store.path) as other:
+        other.create_topic("orders", message_type="", write_queues=1)
+    message = broker.Message("orders", BODY)
+    if kind == "batch":
+        producer.send_batch([message, message])
+    elif is_half:
+        with producer.begin_transaction() as transaction:
+            producer.send(message, transaction)
+    else:
+        producer.send(message, sharding_key="c" if kind == "key" else None)
+    store.sync_now()
+    assert [store.queue_range("orders", one)[1] > 0 for one in range(4)] == [True, False, False, False]
+
+
 def test_the_topics_of_a_transactional_producer_take_transactions(store: LiveStore) -> None:
     store.producer("shop", topics=["orders"], resolver=was_saved)
     topic = store.topic("orders")
