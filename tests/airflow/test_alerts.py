@@ -178,6 +178,17 @@ def test_a_trouble_that_lasts_is_told_once_and_so_is_its_end(listener: Callable[
     assert after(failed, exception=OSError("once more")) == 5
 
 
+@pytest.mark.parametrize("work", ["check_back", "recover_after_crash"])
+def test_a_check_back_that_works_again_says_so(listener: Callable[..., list[dict[str, Any]]], work: str) -> None:
+    """In a recovery it did not, and a new trouble of the same kind was taken for the old one: it had no alert."""
+    got, state = listener("oncall"), State()
+    task = StoreDags("shop", path="/x", only=[work], alerts="oncall")[work].get_task("check_back")
+    killed, works = task.on_failure_callback[0], task.on_success_callback[0]
+    for alert in (killed, works, killed):
+        alert.notify(context(asset_state_store=state))
+    assert [" works again" in one["text"] for one in got] == [False, True, False]
+
+
 @pytest.mark.parametrize("state", [None, object()])
 def test_without_a_state_each_failure_is_told(listener: Callable[..., list[dict[str, Any]]], state: Any) -> None:
     """Before Airflow 3.3, and where the API server does not answer; and as long as an alert does not arrive."""

@@ -24,7 +24,6 @@ from zlib import crc32
 
 from airflow.sdk import DAG, Asset, AssetWatcher
 
-from recovery.airflow.alerts import WorksAgain
 from recovery.airflow.operators import CheckBackOperator
 from recovery.airflow.settings import StoreSettings
 from recovery.airflow.triggers import DueTrigger
@@ -44,11 +43,7 @@ def make(store: StoreSettings, **overrides: Any) -> DAG:
     with DAG(**merged({"schedule": schedule(store, due), "doc_md": __doc__, **wiring}, overrides)) as dag:
         watched: dict[str, Any] = {"fail_unanswered": True, "is_watched": bool(store.path)}
         watched["recovered_by"] = f"{store.name}.recover_after_crash"
-        alerts = {
-            **alerted_once(store, due),
-            "on_success_callback": [WorksAgain(store=store.name, connection=store.alerts)],
-        }
-        CheckBackOperator(task_id="check_back", **watched, **alerts, **store.target())
+        CheckBackOperator(task_id="check_back", **watched, **alerted_once(store, due), **store.target())
     return dag
 
 

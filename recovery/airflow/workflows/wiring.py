@@ -13,7 +13,7 @@ from typing import Any
 
 from airflow.sdk import Asset, Param
 
-from recovery.airflow.alerts import ApprovalAlert, StoreAlert
+from recovery.airflow.alerts import ApprovalAlert, StoreAlert, WorksAgain
 from recovery.airflow.settings import StoreSettings
 from recovery.airflow.versions import HAS_APPROVALS, deadline, retry_policy
 
@@ -106,12 +106,13 @@ def answering(store: StoreSettings) -> dict[str, Any]:
 
 
 def alerted_once(store: StoreSettings, asset: Asset) -> dict[str, Any]:
-    """The arguments of a task that may fail in run after run: one alert, and a reminder after `ask_again_after_s`.
+    """The arguments of a task that may fail in run after run: one alert, reminders, and one when it works again.
 
-    The state of `asset` has what was alerted.
+    A reminder comes after `ask_again_after_s`. The state of `asset` has what was alerted.
     """
     failed = StoreAlert(store=store.name, connection=store.alerts, again_s=store.ask_again_after_s)
-    return {"on_failure_callback": [failed], "inlets": [asset]}
+    again = WorksAgain(store=store.name, connection=store.alerts)
+    return {"on_failure_callback": [failed], "on_success_callback": [again], "inlets": [asset]}
 
 
 def result_of(task_id: str, name: str) -> str:
