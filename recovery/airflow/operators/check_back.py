@@ -69,7 +69,7 @@ class CheckBackOperator(StoreOperator):
             step = f"If it happens after each recovery, `checkback check-back {quote(path)}` shows what ends it"
         elif self.recovered_by and not self._is_recovered(context, path):
             text = f"no run of {self.recovered_by} is under way. Check-back does not serve it"
-            step = "See whether that DAG is paused or missing, whether Airflow's triggerer runs, and how its last run ended"
+            step = "See whether that DAG is paused or missing, whether the triggerer runs, and how its last run ended"
         else:
             return ""
         return f"{text}. {step}"
