@@ -272,21 +272,22 @@ def best_rule(
 def _last_of_several(under: Mapping[IndexingRule, ItemDifferences], first: int, last: int) -> IndexingRule | None:
     """The last rule, where each rule holds from where the one before it ends, up the versions or down; else None.
 
-    What is missing in front of the first item was lost: that some old version asks for none of it says nothing.
+    In front of the first item there is nothing with a key, as where op messages begin a window; or a rule holds there
+    that asks for none, and that has items behind: else they were lost.
     """
     broken: dict[IndexingRule, Ints] = {}
     for rule, (missing, strays) in under.items():
         lacking = missing["commitlog_offset"]
         broken[rule] = np.sort(np.concatenate((lacking[lacking <= last], strays["commitlog_offset"])))
-    if any(at.min(initial=first) < first for at in broken.values()):
-        return None
+    has_keys_in_front = broken[IndexingRule.V5].min(initial=first) < first
     for order in (BY_VERSION, BY_VERSION[::-1]):
-        begin = first
+        begin = np.iinfo(np.int64).min if has_keys_in_front else first
         for rule in order:
             reached = np.searchsorted(broken[rule], begin)
             if reached == len(broken[rule]):
                 return rule
-            begin = int(broken[rule][reached])
+            end = int(broken[rule][reached])
+            begin = end if end > first else begin
     return None
 
 

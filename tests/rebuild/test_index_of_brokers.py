@@ -5,17 +5,26 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from broker.format import properties as names
 from broker.format.index import IndexHeader, IndexItem, item_at
+from recovery.findings import Findings
 from recovery.rebuild import builder
 from recovery.rebuild.rebuilder import rebuild
 from recovery.scan.kinds import Kinds
+from recovery.scan.record_at import record_at
 from recovery.scan.records import Records
+from recovery.scan.scanner import Scan
+from recovery.scan.store_files import StoreFiles
 from recovery.scan.units import Rows
+from recovery.verify.comparison import FinishContext
+from recovery.verify.index import IndexComparison
+from recovery.verify.index_files import open_live_index
 from recovery.verify.index_items import IndexingRule, expected_items
 from recovery.verify.verifier import verify
 
@@ -57,6 +66,33 @@ def test_an_index_that_two_brokers_made_is_what_the_log_says(
     raw[at] ^= 1
     newest.write_bytes(raw)
     assert [one.part for one in rebuild(path).differences][:1] == ["index"]
+
+
+def test_op_messages_in_front_of_a_window_lack_no_item_where_a_broker_was_exchanged(
+    kind_store: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have tags and no key: before 5.4 there is no item for them, and those of the window were called wrong."""
+    path = kind_store("rocketmq-4.9.7-clean")
+    (records,) = Scan(StoreFiles.open(path).commitlog)
+    begin = int(np.flatnonzero(records.values(names.UNIQ_KEY).lengths == 0)[5])
+    middle = int(records.offsets[begin + 12])
+
+    def as_brokers_did(all_records: Records, kinds: Kinds, _rule: IndexingRule) -> Rows:
+        plain, tagged = (expected_items(all_records, kinds, rule) for rule in (IndexingRule.V5, IndexingRule.V54))
+        return _before_an_upgrade(tagged, plain, middle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(builder, "expected_items", as_brokers_did)
+        shutil.rmtree(path / "index")
+        rebuild(path, apply=True, broker_is_stopped=True)
+    files, findings = StoreFiles.open(path), Findings()
+    comparison = IndexComparison(partial(open_live_index, files), findings)
+    for part in (slice(0, begin), slice(begin, len(records))):  # a window of 12 MiB begins anywhere
+        window = records.take(part)
+        comparison.add(window, Kinds(window))
+    end, look = files.commitlog.end, partial(record_at, files.commitlog)
+    comparison.finish(FinishContext(begin_offset=0, ignore_from=end, look=look))
+    assert not findings.counts
 
 
 def test_an_index_of_3_2_6_is_made_again_as_it_was(kind_store: Callable[[str], Path]) -> None:
