@@ -117,12 +117,12 @@ def session(
     local = master.startswith("local")
     _ready_environment(local=local)
     given = {} if memory is None else dict.fromkeys(_MEMORY, memory)
+    given |= {"spark.master": master, "spark.app.name": app or submitted.get("spark.app.name") or "checkback"}
     settings: dict[str, Any] = {**_settings(local=local), **submitted, **given, **(config or {})}
-    app = app or submitted.get("spark.app.name") or "checkback"
-    builder = SparkSession.builder.master(master).appName(app).config(map=settings)
+    builder = SparkSession.builder.config(map=settings)
     try:
         with _ended_when_interrupted():
-            _start_jvm({"spark.master": master, "spark.app.name": app, **settings})
+            _start_jvm(settings)
             started = builder.getOrCreate()
     except Exception as error:
         raise SparkNotReady(f"Spark did not start with the master {master}: {_reason(error)}") from error

@@ -234,29 +234,24 @@ def test_a_job_that_spark_gives_up_ends_with_a_sentence(spark: SparkSession) -> 
 SUBMITTED = """
 from recovery.spark.sessions import running
 
-with running() as spark:
+with running({arguments}) as spark:
     conf = spark.sparkContext.getConf()
     print(spark.sparkContext.master, conf.get("spark.executor.memory"), spark.sparkContext.appName)
 """
 
 
-def test_a_submitted_program_runs_where_it_was_submitted_to(tmp_path: Path) -> None:
-    """What a program sets goes before spark-submit's options: the job of a cluster ran in the driver alone."""
-    (tmp_path / "job.py").write_text(SUBMITTED)
+@pytest.mark.parametrize(
+    ("arguments", "found"), [("", "local[1] 777m mine"), ("'local[2]', memory='700m'", "local[2] 700m mine")]
+)
+def test_a_submitted_program_runs_where_it_was_submitted_to(tmp_path: Path, arguments: str, found: str) -> None:
+    """The job of a cluster ran in the driver alone; then spark-submit's master went before one that was given."""
+    (tmp_path / "job.py").write_text(SUBMITTED.format(arguments=arguments))
     submit = Path(str(pyspark.__file__)).parent / "bin" / "spark-submit"
-    words = [
-        str(submit),
-        "--master",
-        "local[1]",
-        "--conf",
-        "spark.executor.memory=777m",
-        "--name",
-        "mine",
-        str(tmp_path / "job.py"),
-    ]
+    options = ["--master", "local[1]", "--conf", "spark.executor.memory=777m", "--name", "mine"]
+    words = [str(submit), *options, str(tmp_path / "job.py")]
     here = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=ROOT, env={**os.environ, **here})
-    assert done.stdout.splitlines()[:1] == ["local[1] 777m mine"], done.stderr
+    assert done.stdout.splitlines()[:1] == [found], done.stderr
 
 
 SECRETIVE = """
