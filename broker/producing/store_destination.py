@@ -6,8 +6,8 @@ import itertools
 import os
 import random
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from broker.database.ledger_binding import KnownLedgers
 from broker.errors import MessageRejected, TransactionError
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from broker.database.bound_ledger import BoundLedger
     from broker.writable_store import WritableStore
 
-_T = TypeVar("_T")
 _TRANSACTIONAL = b"transactional\n"
 _TAKEN_TYPES = ("", "TRANSACTION", "MIXED")
 _ID_OF_HOST = encode_message_id(LOCAL_HOST, 0)[:-16]  # an id begins with it, and ends with the CommitLog offset
@@ -80,37 +79,43 @@ class StoreDestination(Destination):
                 disk.write_file(self._mark, _TRANSACTIONAL)
 
     def send(self, message: Message, extra_properties: Mapping[str, str], sharding_key: str | None) -> SendResult:
-        append, topic = self._store.append, message.topic
-        queue_id, placed = self._in_a_queue(
-            topic, sharding_key, lambda number: append(message, queue_id=number, extra_properties=extra_properties)
-        )
-        return _result(topic, queue_id, placed, extra_properties.get(names.UNIQ_KEY))
+        queue_id = self._queue(message.topic, sharding_key)
+        try:
+            placed = self._store.append(message, queue_id=queue_id, extra_properties=extra_properties)
+        except MessageRejected:
+            if not self._takes_no_more(message.topic, queue_id):
+                raise
+            return self.send(message, extra_properties, sharding_key)
+        return _result(message.topic, queue_id, placed, extra_properties.get(names.UNIQ_KEY))
 
     def send_batch(self, messages: Sequence[Message]) -> list[SendResult]:
-        append, topic = self._store.append_batch, messages[0].topic if messages else ""
-        queue_id, placed = self._in_a_queue(topic, None, lambda number: append(messages, queue_id=number))
+        topic = messages[0].topic if messages else ""
+        queue_id = self._queue(topic, None)
+        try:
+            placed = self._store.append_batch(messages, queue_id=queue_id)
+        except MessageRejected:
+            if not self._takes_no_more(topic, queue_id):
+                raise
+            return self.send_batch(messages)
         return [_result(topic, queue_id, one, None) for one in placed]
 
     def prepare(
         self, message: Message, extra_properties: Mapping[str, str], sharding_key: str | None, *, wait: bool
     ) -> Half:
-        prepare, group = self._store.transactions.prepare, self._group
-        return self._in_a_queue(
-            message.topic,
-            sharding_key,
-            lambda number: prepare(message, group, queue_id=number, extra_properties=extra_properties, wait=wait),
-        )[1]
+        queue_id = self._queue(message.topic, sharding_key)
+        try:
+            return self._store.transactions.prepare(
+                message, self._group, queue_id=queue_id, extra_properties=extra_properties, wait=wait
+            )
+        except MessageRejected:
+            if not self._takes_no_more(message.topic, queue_id):
+                raise
+            return self.prepare(message, extra_properties, sharding_key, wait=wait)
 
-    def _in_a_queue(self, topic: str, sharding_key: str | None, store: Callable[[int], _T]) -> tuple[int, _T]:
-        """Store in the next queue; in one that is left where another process just made the topic smaller."""
-        while True:
-            queue_id = self._queue(topic, sharding_key)
-            try:
-                return queue_id, store(queue_id)
-            except MessageRejected:  # nothing was stored, and the topic has been looked at again
-                known = self._store.topic(topic)
-                if known is None or queue_id < max(1, known.write_queue_count):
-                    raise
+    def _takes_no_more(self, topic: str, queue_id: int) -> bool:
+        """Whether another process made the topic smaller since its queue was chosen: the refusal has had it read."""
+        known = self._store.topic(topic)
+        return known is not None and queue_id >= max(1, known.write_queue_count)
 
     def _queue(self, topic: str, sharding_key: str | None) -> int:
         """The next queue, or that of a sharding key. RocketMQ: TopicPublishInfo.selectOneMessageQueue (5.3.3)."""
