@@ -13,10 +13,14 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
+_IDLE_S = 1.0
 
 
 class Waiting:
-    """One thread that calls `settle(end)` for all who came by then; it starts at the first need."""
+    """One thread that calls `settle(end)` for all who came by then.
+
+    It starts when it is needed and ends soon after: it holds the store, which nobody else may hold any more.
+    """
 
     def __init__(self, settle: Callable[[int], None]) -> None:
         self._settle = settle
@@ -56,8 +60,8 @@ class Waiting:
     def _work(self) -> None:
         while True:
             with self._wake:
-                while not (self._waiting or self._closed):
-                    self._wake.wait()
+                if not self._wake.wait_for(lambda: self._waiting or self._closed, _IDLE_S):
+                    self._thread = None
                 waiting, self._waiting = self._waiting, []
             if not waiting:
                 return

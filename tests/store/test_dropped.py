@@ -48,6 +48,21 @@ def test_a_store_that_was_dropped_keeps_no_thread_and_no_file(
         assert {consumer.receive(5).body for _ in range(3)} == {b"0", b"1", b"2"}  # type: ignore[union-attr]
 
 
+def test_a_store_that_futures_were_made_of_is_dropped_when_they_are_done(tmp_path: Path) -> None:
+    """The thread that waits for the disk on their behalf held it, with its threads and its files."""
+    with broker.open(tmp_path, layout=broker.StoreLayout.small()):
+        pass
+    gc.collect()
+    held = _held()
+    store = broker.open(tmp_path)
+    for _ in range(2):
+        store.transactions.prepare_async(broker.Message("orders", b"1"), "shop").result(timeout=20)
+        time.sleep(1.2)  # the thread has ended, and another one begins
+    del store
+    gc.collect()
+    _wait_for(held)
+
+
 def test_what_was_made_of_a_store_keeps_it(tmp_path: Path) -> None:
     producer = broker.open(tmp_path, layout=broker.StoreLayout.small()).producer("shop")
     transactions = broker.open(tmp_path).transactions
