@@ -8,7 +8,7 @@ from typing import Any
 from django.db import Error
 
 from broker.database.statements import Sql, pyformat
-from broker.enlisting.search_path import home_schema
+from broker.enlisting.search_path import home_schema, table_of
 from broker.errors import TransactionError
 from broker.ledger import COMMITTED, Ledger
 
@@ -39,7 +39,7 @@ class DjangoRows:
             with connection.cursor() as cursor:
                 returning = " RETURNING tableoid::bigint" if has_ids else ""
                 cursor.execute(statement + returning, [key, COMMITTED, producer_group, store_id])
-                if has_ids and (table_id := int(cursor.fetchone()[0])) != self._home:
+                if has_ids and (table_id := table_of(cursor.fetchall())) != self._home:
                     self._check_home(cursor, table_id)
         except Error as error:
             if "no such table" in str(error) or _sqlstate(error) == _UNDEFINED_TABLE:

@@ -19,7 +19,7 @@ from broker.database.ledger_identity import DatabaseIdentity
 from broker.database.statements import Sql, quoted
 from broker.enlisting.connection_drivers import ConnectionStatus, Driver, doom_connection
 from broker.enlisting.enlistment import Branch, Enlistment, JoinableTransaction, Stage
-from broker.enlisting.search_path import home_schema
+from broker.enlisting.search_path import home_schema, table_of
 from broker.enlisting.sqlalchemy_events import unknown_outcome
 from broker.errors import TransactionError
 from broker.local_transaction import BlockTransaction
@@ -64,7 +64,7 @@ class ConnectionRows:
             if text := self._driver.refusal(error):
                 raise TransactionError(text) from error
             raise
-        if self._returns_id and (table_id := int(found[0][0])) != self._home:
+        if self._returns_id and (table_id := table_of(found)) != self._home:
             self._check_home(connection, table_id)
 
     def present(self, connection: Any, keys: Sequence[str]) -> set[str]:

@@ -24,6 +24,14 @@ _SCHEMA = """
 _SET = "SELECT set_config('search_path', :path, true)"
 
 
+def table_of(returned: Sequence[Sequence[Any]]) -> int:
+    """The id of the table that a row went into, which its INSERT returned. Raises TransactionError without a row."""
+    if not returned:
+        text = "the ledger's table took no row: a trigger or a rule of the table keeps it out"
+        raise TransactionError(f"{text}. Remove that, and send again")
+    return int(returned[0][0])
+
+
 def home_schema(
     execute: Callable[[Sql], Sequence[Sequence[Any]]],
     table: str,

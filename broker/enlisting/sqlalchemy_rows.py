@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from broker.database.statements import quoted
-from broker.enlisting.search_path import home_schema
+from broker.enlisting.search_path import home_schema, table_of
 from broker.errors import AlreadyEnded, TransactionError
 from broker.ledger import COMMITTED, ROLLED_BACK, Ledger, executor
 
@@ -70,13 +70,8 @@ class SqlAlchemyRows:
         except self._integrity_error as error:
             text = f"check-back rolled the transaction {key} back, since it took too long: nothing was saved"
             raise AlreadyEnded(f"{text}. Do it again, or raise first_check_after", state=ROLLED_BACK) from error
-        if self._finds_its_place:
-            table_id = done.scalar()
-            if table_id is None:
-                text = "the ledger's table took no row: a trigger or a rule of the table keeps it out"
-                raise TransactionError(f"{text}. Remove that, and send again")
-            if table_id != self._home:
-                self._check_home(connection, table_id)
+        if self._finds_its_place and (table_id := table_of(done.fetchall())) != self._home:
+            self._check_home(connection, table_id)
 
     def present(self, connection: Connection, keys: Sequence[str]) -> set[str]:
         """See LedgerRows."""

@@ -16,7 +16,7 @@ from tests.checkback.shop import open_store
 from tests.frameworks.shop_kinds import DJANGO, django_database
 from tests.house.tree import ROOT
 
-CASES = 58
+CASES = 59
 
 
 @pytest.mark.parametrize("database", ["sqlite", "postgres"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 from sqlalchemy import URL, Engine, create_engine
 from sqlalchemy.exc import ProgrammingError
@@ -108,16 +109,29 @@ def test_the_doctor_takes_no_hidden_row_for_a_missing_key(
     assert text in found["round trip"].text
 
 
-def test_a_table_that_takes_no_row_is_a_sentence(owner: Engine, tmp_path: Path) -> None:
-    """The send raised NoResultFound, of SQLAlchemy."""
+@pytest.mark.parametrize("is_plain", [False, True])
+def test_a_table_that_takes_no_row_is_a_sentence(owner: Engine, tmp_path: Path, is_plain: bool) -> None:
+    """The send raised NoResultFound, of SQLAlchemy, and on a plain connection: list index out of range."""
     _execute(
         owner,
         "CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';"
         "CREATE TRIGGER nothing BEFORE INSERT ON checkback_ledger FOR EACH ROW EXECUTE FUNCTION nothing()",
     )
-    with broker.open(tmp_path / "store") as store, Session(owner) as session:
+    conninfo = f"host={owner.url.query['host']} user=shop dbname={owner.url.database}"
+    with broker.open(tmp_path / "store") as store:
+        if is_plain:
+            ledger = broker.ConnectionLedger(lambda: psycopg.connect(conninfo))
+            producer = store.producer("shop", topics=["orders"], ledger=ledger)
+            with (
+                psycopg.connect(conninfo) as connection,
+                pytest.raises(TransactionError, match="a trigger or a rule"),
+                producer.begin_transaction(connection) as transaction,
+            ):
+                producer.send(broker.Message("orders", b"1"), transaction)
+            return
         producer = store.producer("shop", topics=["orders"], ledger=Ledger(owner))
-        with pytest.raises(TransactionError, match="a trigger or a rule"):
-            producer.send(broker.Message("orders", b"1"), session)
-        with pytest.raises(TransactionError):
-            session.commit()
+        with Session(owner) as session:
+            with pytest.raises(TransactionError, match="a trigger or a rule"):
+                producer.send(broker.Message("orders", b"1"), session)
+            with pytest.raises(TransactionError):
+                session.commit()

@@ -193,6 +193,22 @@ class WhatIsRefused(Messages, TransactionTestCase):
         self.check()
 
     @on_postgresql
+    def test_a_table_that_takes_no_row(self) -> None:
+        """The send raised: 'NoneType' object is not subscriptable."""
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';"
+                "CREATE TRIGGER nothing BEFORE INSERT ON checkback_ledger FOR EACH ROW EXECUTE FUNCTION nothing()"
+            )
+        try:
+            with pytest.raises(broker.TransactionError, match="a trigger or a rule"), transaction.atomic():
+                order("phone")
+        finally:
+            with connection.cursor() as cursor:
+                cursor.execute("DROP FUNCTION nothing() CASCADE")
+        self.check()
+
+    @on_postgresql
     def test_a_search_path_that_leads_to_another_ledger(self) -> None:
         """Of a tenant: check-back would find no row, and roll the message of a saved order back."""
         with connection.cursor() as cursor:
