@@ -113,7 +113,8 @@ def _check_may_be_written(topic: TopicConfig | None, store: str) -> None:
     """Raises StoreError for a topic that takes no message: the store would refuse it behind what was sent before."""
     if topic is not None and not (topic.perm & PERM_WRITE and topic.write_queue_count > 0):
         text = f"the topic {topic.name} of {store} may not be written. Nothing was sent. Give another by --topic, or"
-        step = f"let it be written: checkback topic {quote(store)} {quote(topic.name)} --create --perm 6"
+        queues = "" if topic.write_queue_count else f" --queues {max(topic.read_queue_count, 1)}"
+        step = f"let it be written: checkback topic {quote(store)} {quote(topic.name)} --create --perm 6{queues}"
         raise StoreError(f"{text} {step}", path=store)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -165,6 +166,22 @@ def test_a_topic_that_may_not_be_written_is_named_before_anything_is_sent(store:
             act(file, store)
     assert len(list(find(store, Query(topic="orders")))) == MESSAGES
     assert replay(file, store, "refunds").sent == MESSAGES + 1
+
+
+@pytest.mark.parametrize("lacks", [{"perm": 4}, {"write_queues": 0}])
+def test_the_step_has_a_topic_written_to(
+    store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], lacks: dict[str, int]
+) -> None:
+    """Without --queues, a topic all of whose queues are only read stays so."""
+    with broker.open(store) as opened:
+        opened.create_topic("payments", queues=6, message_type="", **lacks)
+        opened.create_topic("orders", message_type="", **lacks)
+    export(store, Query(), file := str(tmp_path / "all.jsonl"))
+    with pytest.raises(StoreError) as refused:
+        replay(file, store)
+    _, _, step = str(refused.value).partition(": checkback ")
+    assert command(capsys, *shlex.split(step)).code == 0
+    assert replay(file, store).sent == MESSAGES
 
 
 def test_two_processes_send_each_message_once(store: str, file: str) -> None:
