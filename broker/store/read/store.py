@@ -220,8 +220,9 @@ class Store:
     def records_between(self, begin_ms: int, end_ms: int) -> Iterator[Record]:
         """The records stored in begin_ms <= time < end_ms, milliseconds since 1970, in log order.
 
-        A clock that was set back hides none. One that was set forth and back within one segment of the log hides what
-        it stored meanwhile. Raises as `records`.
+        Where the broker's clock was set back, it passes over a segment of the log whose first record, and the next
+        segment's, were both stored before that time, or both behind it: what else that segment holds it does not find.
+        Raises as `records`.
         """
         check_time("begin_ms", begin_ms)
         check_time("end_ms", end_ms)
