@@ -154,13 +154,16 @@ class MoveTarget:
     async def make_topic(self, config: TopicConfig, queues: int, *, is_final: bool = False) -> None:
         """Make a topic at each master; when all is sent (`is_final`) with the rights and the type that it has here.
 
-        Before that it takes every message: a delayed one that was delivered is a plain one now.
+        Before that it takes every message: a delayed one that was delivered is a plain one now; also in queues that
+        are only read here.
         """
         known = {name: value for name, value in config.attributes.items() if (name, value) != _TAKES_ALL}
         attributes = ",".join(f"+{name}={value}" for name, value in known.items()) if is_final else ""
         perm = config.perm if is_final else config.perm | PERM_READ | PERM_WRITE
+        is_smaller = is_final and config.write_queue_count < config.read_queue_count
+        written = config.write_queue_count if is_smaller else queues
         header = CreateTopicRequestHeader(
-            config.name, queues, queues, perm, AUTO_CREATE_TOPIC, config.filter_type, config.sys_flag, config.order,
+            config.name, queues, written, perm, AUTO_CREATE_TOPIC, config.filter_type, config.sys_flag, config.order,
             attributes or None,
         )  # fmt: skip
         for name in self.brokers:

@@ -146,6 +146,21 @@ def test_everything_arrives_once_and_groups_go_on(
     check_arrived(shop, there, engine)
 
 
+def test_queues_that_are_only_read_are_so_at_the_cluster(
+    shop: Shop, there: tuple[broker.LiveStore, broker.Server], engine: Engine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A topic that was being made smaller took messages in all of them again."""
+    with broker.open(shop.path) as store:
+        store.create_topic(TOPIC, queues=3, message_type="", write_queues=1)
+    url = f"rocketmq://{there[1].address}"
+    ran = command(capsys, "move", shop.path, url, "--ledger", engine.url, "--apply")
+    assert ran.code == 0, ran.err
+    made = there[0].topic(TOPIC)
+    assert made is not None
+    assert (made.read_queue_count, made.write_queue_count) == (3, 1)
+    check_arrived(shop, there, engine)
+
+
 def _first(path: Path) -> broker.ReceivedMessage:
     with broker.open(path, read_only=True) as store:
         message = store.message(TOPIC, 0, 0)
