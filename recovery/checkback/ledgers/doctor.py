@@ -27,7 +27,7 @@ from broker.ledger import COMMITTED, ROLLED_BACK, Ledger, executor
 from broker.live import LiveStore
 from recovery.checkback.ledger_resolver import LedgerResolver, check_file
 from recovery.checkback.ledgers.database_errors import place
-from recovery.checkback.ledgers.proof import Evidence, LedgerEvidence, LedgerFacts, WrongLedger, gather, judge
+from recovery.checkback.ledgers.proof import Evidence, LedgerEvidence, LedgerFacts, WrongLedger, gather, judge, lacks
 from recovery.checkback.protocol import Outcome
 
 _GROUP = "checkback-doctor"
@@ -98,9 +98,9 @@ def _of_binding(facts: LedgerFacts) -> Iterator[LedgerCheck]:
     refusal = judge(replace(facts, lacking=(), committed=1, row=_raised(row)))
     yield LedgerCheck("identity", not refusal, refusal or "the database is the one that was bound", _step(refusal))
     if known is not None:
-        lacks = judge(facts) if not refusal else ""
+        lost = lacks(facts, row, known)  # of a copy, too: a backup that is put back is one
         text = f"all of the last {facts.committed} known transactions are there" if facts.committed else "none is known"
-        yield LedgerCheck("known rows", not lacks, lacks or text, _step(lacks))
+        yield LedgerCheck("known rows", not lost, lost or text, _step(lost))
 
 
 def _step(refusal: str) -> str:
@@ -240,12 +240,12 @@ def accept(store: LiveStore, ledger: Ledger, *, why: str, by: str, now_ms: int, 
     row, known = facts.row, facts.known
     if row is None or known is None or (refusal := judge(replace(facts, lacking=(), committed=1, row=_raised(row)))):
         raise WrongLedger(judge(facts) if row is None or known is None else refusal)
-    lacks = judge(facts)
-    if not lacks:
+    lost = judge(facts)
+    if not lost:
         return LedgerChange(row.binding_id, "nothing is missing", "nothing is missing", done=False)
     if not dry_run:
         newest = max((key_time_ms(one.key) or 0 for one in facts.lacking), default=-1)
-        step = _step_of("accept", lacks, f"{len(facts.lacking)} rows accepted as missing", why, by, now_ms)
+        step = _step_of("accept", lost, f"{len(facts.lacking)} rows accepted as missing", why, by, now_ms)
         binding = replace(known.binding, opened=row.opened, identity=facts.actual)
         accepted_ms = max(known.accepted_ms, newest + 1)
 
@@ -254,7 +254,7 @@ def accept(store: LiveStore, ledger: Ledger, *, why: str, by: str, now_ms: int, 
             return replace(now or known, binding=binding, accepted_ms=accepted_ms, missing_key="", history=history)
 
         evidence.known.change(row.binding_id, accepted)
-    return LedgerChange(row.binding_id, lacks, "accepted", done=not dry_run)
+    return LedgerChange(row.binding_id, lost, "accepted", done=not dry_run)
 
 
 def _raised(row: Binding) -> Binding:

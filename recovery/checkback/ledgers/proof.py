@@ -155,10 +155,10 @@ def judge(facts: LedgerFacts) -> str:
         return f"the store knows its ledger as {known.binding.identity}, and this is {actual} ({what}). {_moved(facts)}"
     if facts.read_only:
         return f"{actual} takes no tombstone: {facts.read_only}. Name the primary"
-    return _lacks(facts, row, known)
+    return lacks(facts, row, known)
 
 
-def _lacks(facts: LedgerFacts, row: Binding, known: KnownLedger) -> str:
+def lacks(facts: LedgerFacts, row: Binding, known: KnownLedger) -> str:
     """Why the database may have lost rows; empty when there is no sign of it."""
     actual, accept = facts.actual, f"If a person knows that these rows are gone: {facts.steps.accept}"
     if facts.lacking:
