@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -68,6 +69,23 @@ def test_no_secret_of_a_uri_is_in_the_manifest() -> None:
     assert written.as_json()["store"] == "s3://archive/shop@home.store"
     local = dataclasses.replace(written, path="/data/out", store="/data/a@b.store").as_json()
     assert (local["path"], local["store"]) == ("/data/out", "/data/a@b.store")
+
+
+def test_a_reader_that_left_is_no_failure_of_spark(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], golden: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`| head -c 9` of what is complete: it said that Spark's Java process had ended, and to run it again."""
+    from recovery.spark import sessions
+
+    def left(_: object) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    monkeypatch.setattr(sessions, "session", lambda *_, **__: SimpleNamespace(stop=lambda: None))
+    made = SimpleNamespace(as_json=dict)
+    monkeypatch.setattr("recovery.spark.jobs.write_transactions", lambda *_, **__: made)
+    monkeypatch.setattr("recovery.cli.spark_job.print_json", left)
+    assert main(["transactions", str(golden(STORE)), str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err == "checkback: [Errno 32] Broken pipe\n"
 
 
 def test_without_shared_semaphores_one_process_does_it(
