@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 from airflow.sdk import BaseNotifier, Context, Variable
 
 from recovery.airflow.hook import WEB_SCHEMES, http_address
-from recovery.airflow.versions import HAS_SUPERVISED_DEADLINES, AirflowException, BaseHook
+from recovery.airflow.versions import HAS_DEADLINES, AirflowException, BaseHook
 from recovery.humanize import moment, span
 
 _TIMEOUT_S = 10.0
@@ -56,7 +56,7 @@ class StoreAlert(BaseNotifier):
         """
         alert = self.alert(context)
         self.log.error("%s", alert["text"])
-        if self.connection and self._is_heard(context, alert) and self.is_of_failure and HAS_SUPERVISED_DEADLINES:
+        if self.connection and self._is_heard(context, alert) and self.is_of_failure and HAS_DEADLINES:
             _note_alerted(alert["dag"])
 
     def _is_heard(self, context: Context, alert: Mapping[str, Any]) -> bool:
@@ -219,7 +219,7 @@ def deadline_missed(*, store: str, what: str, connection: str | None = None, con
     run = context.get("dag_run") if isinstance(context, Mapping) else None
     state = run.get("state") if isinstance(run, Mapping) else None
     if run is not None and state in ("failed", "success"):
-        if state == "success" or not (connection and HAS_SUPERVISED_DEADLINES) or _is_alerted(run):
+        if state == "success" or not connection or _is_alerted(run):
             return
         where = f"look at its run {run.get('dag_run_id')} in Airflow"
         what = f"{run.get('dag_id')} failed, and no alert of that was delivered: {where}"

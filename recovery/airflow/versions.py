@@ -3,8 +3,7 @@
 | since | what | before |
 |---|---|---|
 | 3.1 | approvals, a link to the page | an approval is a red task that names the command to run; `checkback page` |
-| 3.2 | deadlines that call a function | no alert for a run that takes too long |
-| 3.3 | Variables for what a deadline calls | an alert of a failure that was not delivered is not tried again |
+| 3.2 | deadlines that call a function | no alert for a run that takes too long, or whose failure nobody heard of |
 | 3.3 | several deadlines | a question that waits is alerted at the one deadline, and not again |
 | 3.3 | retry policies | three retries whatever the error |
 | 3.3 | state of assets and of tasks | a triggerer that starts again reports all again; each failure alerts |
@@ -42,8 +41,6 @@ def version() -> tuple[int, int]:
 HAS_APPROVALS = version() >= (3, 1)
 HAS_DEADLINES = version() >= (3, 2)
 HAS_SEVERAL_DEADLINES = version() >= (3, 3)
-HAS_SUPERVISED_DEADLINES = version() >= (3, 3)
-"""Whether what a deadline calls can read Airflow's Variables."""
 HAS_RETRY_POLICIES = version() >= (3, 3)
 
 

@@ -26,7 +26,6 @@ from recovery.airflow.settings import StoreSettings
 from recovery.airflow.versions import (
     HAS_APPROVALS,
     HAS_DEADLINES,
-    HAS_SUPERVISED_DEADLINES,
     AirflowFailException,
     BaseHook,
 )
@@ -313,7 +312,7 @@ def missed(began: datetime, state: str = "failed") -> None:
     deadline_missed(store="shop", what=what, connection="oncall", context={"dag_run": run})
 
 
-@pytest.mark.skipif(not HAS_SUPERVISED_DEADLINES, reason="a deadline of this Airflow reads no Variables")
+@pytest.mark.skipif(not HAS_DEADLINES, reason="this Airflow has no deadlines")
 def test_a_run_that_failed_in_time_is_not_late(
     listener: Callable[..., list[dict[str, Any]]], variables: dict[str, Any]
 ) -> None:
@@ -327,7 +326,7 @@ def test_a_run_that_failed_in_time_is_not_late(
     assert (len(got), list(variables)) == (1, ["checkback.alerted.shop.verify_store"])
 
 
-@pytest.mark.skipif(not HAS_SUPERVISED_DEADLINES, reason="a deadline of this Airflow reads no Variables")
+@pytest.mark.skipif(not HAS_DEADLINES, reason="this Airflow has no deadlines")
 def test_a_failure_that_nobody_heard_of_is_said_at_the_deadline(
     listener: Callable[..., list[dict[str, Any]]], variables: dict[str, Any]
 ) -> None:
