@@ -69,7 +69,7 @@ def _run(given: argparse.Namespace) -> int:
         else:
             report = verify(spark, given.store, split_bytes=given.split_bytes)
             made, is_ok = report.as_json(), report.ok
-    print_json(made)  # a reader that left is no failure of Spark
+    print_json(made)  # behind the block, which takes a closed pipe for Spark's
     return 0 if is_ok else 1
 
 
