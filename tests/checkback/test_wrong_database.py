@@ -9,7 +9,9 @@ import os
 import pwd
 import re
 import shutil
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from sqlalchemy import URL, create_engine, make_url, select, text
 import broker
 from broker.ledger import Ledger
 from recovery.checkback.catalog import Catalog, attempts_of
+from recovery.checkback.ledgers.doctor import examine
 from recovery.checkback.round import CheckBack
 from recovery.cli.shared import FINDINGS, USAGE, WELL
 from tests.backends.shop import raiser
@@ -317,6 +320,21 @@ def test_the_doctor_says_what_is_wrong_and_what_to_do(
     assert "not ok identity" in out
     assert "next: checkback ledger rebind" in out
     assert re.search("not ok known rows: .* lacks 1 of the last 1", out), "it said that all are there, until the rebind"
+
+
+@pytest.mark.parametrize(("lock", "name"), [("EXCLUSIVE", "database"), ("IMMEDIATE", "round trip")])
+def test_the_doctor_gives_a_database_that_is_locked_no_other_user(tmp_path: Path, lock: str, name: str) -> None:
+    """Who had locked it was another process that wrote: its user had all permissions."""
+    engine = create_engine(f"sqlite:///{tmp_path}/shop.db", connect_args={"timeout": 0.1})
+    ledger = Ledger(engine)
+    ledger.create_all()
+    with broker.open(tmp_path / "store") as store:
+        store.producer("shop", topics=["orders"], ledger=ledger)
+        with closing(sqlite3.connect(tmp_path / "shop.db", isolation_level=None)) as writing:
+            writing.execute(f"BEGIN {lock}")
+            (wrong,) = (line for line in examine(store, Ledger(engine)) if not line.ok)
+    assert (wrong.name, wrong.next_step) == (name, "run this again when no long transaction holds it")
+    engine.dispose()
 
 
 def test_a_replica_of_mariadb_is_refused(mariadb_url: URL, tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from recovery.checkback.ledgers.proof import Evidence, LedgerEvidence, LedgerFac
 from recovery.checkback.protocol import Outcome
 
 _GROUP = "checkback-doctor"
+_BUSY = "run this again when no long transaction holds it"
 _CREATE = (
     "make the tables: ledger.create_all(), with Alembic a migration of ledger.metadata, with Django manage.py migrate "
     "checkback"
@@ -72,8 +73,8 @@ def examine(store: LiveStore, ledger: Ledger) -> list[LedgerCheck]:
         facts = gathered(ledger, evidence)
     except SQLAlchemyError as error:
         trouble = resolver.trouble(error)
-        step = "name a database that answers" if trouble.outcome is Outcome.DOWN else ""  # else `why` ends with it
-        return [*lines, LedgerCheck("database", False, trouble.why, step)]
+        steps = {Outcome.DOWN: "name a database that answers", Outcome.RUNNING: _BUSY}  # else `why` ends with one
+        return [*lines, LedgerCheck("database", False, trouble.why, steps.get(trouble.outcome, ""))]
     except (WrongLedger, TransactionError) as error:
         return [*lines, LedgerCheck("database", False, str(error), "name the ledger's database")]
     lines.append(LedgerCheck("database", True, f"{facts.actual}, by {place(ledger.engine.url)}"))
@@ -122,8 +123,10 @@ def _round_trip(ledger: Ledger, store_id: str, resolver: LedgerResolver) -> Ledg
                 transaction.rollback()
             left = connection.execute(there).scalar()
     except SQLAlchemyError as error:
-        step = "give check-back a user that may read and insert into the ledger's tables, on the primary"
-        return LedgerCheck("round trip", False, resolver.trouble(error).why, step)
+        trouble, step = resolver.trouble(error), _BUSY
+        if trouble.outcome is not Outcome.RUNNING:
+            step = "give check-back a user that may read and insert into the ledger's tables, on the primary"
+        return LedgerCheck("round trip", False, trouble.why, step)
     if left is not None:
         text = "what was rolled back is still there: the table is not transactional"
         return LedgerCheck("round trip", False, text, "move the tables of the ledger to InnoDB")
