@@ -269,6 +269,8 @@ class Connection(asyncio.Protocol):
             data = b"".join(self._out)
             self._out.clear()
             self._out_bytes = 0
+            if self._is_closing():  # nothing can be sent, and TLS that was ended refuses it
+                return
             if self._tls is not None:
                 self._tls.send(data)
                 data = self._tls.outgoing()

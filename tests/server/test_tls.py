@@ -11,6 +11,8 @@ import pytest
 import broker
 from broker.remoting.codes import RequestCode as Code
 from broker.remoting.codes import ResponseCode as Answer
+from broker.server.connection import Connection
+from broker.server.tls import TlsLayer
 from tests.server.conftest import Connect, Serve
 
 
@@ -64,6 +66,30 @@ def test_a_client_that_ends_tls_is_not_kept_waiting(serve: Serve, connect: Conne
     with client.socket.unwrap() as plain:
         assert plain.recv(1) == b""
     assert other.publish("orders", b"lamp").code == Answer.SUCCESS
+
+
+def test_an_answer_behind_the_end_of_tls_goes_nowhere(
+    serve: Serve, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To a client that ends TLS and reads nothing: its connection stays for a while, and the log had a traceback."""
+    certificate, key = _certificate(tmp_path)
+    context = ssl.create_default_context(cafile=str(certificate))
+    context.check_hostname = False
+    end_tls, late = Connection._end_tls, list[bool]()
+
+    def ended(connection: Connection, tls: TlsLayer) -> None:
+        end_tls(connection, tls)
+        connection.send(b"late")
+        connection._flush()
+        late.append(connection.is_closed)
+
+    monkeypatch.setattr(Connection, "_end_tls", ended)
+    client = connect(serve(certificate=str(certificate), private_key=str(key)), context=context)
+    assert isinstance(client.socket, ssl.SSLSocket)
+    client.socket.settimeout(10)
+    with client.socket.unwrap() as plain:
+        assert plain.recv(1) == b""
+    assert late == [False]
 
 
 def test_a_key_with_a_pass_phrase_is_refused_without_a_question(store: broker.LiveStore, tmp_path: Path) -> None:
