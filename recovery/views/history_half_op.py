@@ -99,10 +99,12 @@ def _op_of(store: broker.Store, half: Record) -> Record | None:
     """The first op message that names the half; none when it is still in doubt, or too far away."""
     topic = OP_TOPIC if half.topic == HALF_TOPIC else OP_TOPIC_OF_ROCKSDB
     least, end = store.queue_range(topic, half.queue_id)
+    queue = store.every_queue.queue(topic, half.queue_id)
 
-    def place(number: int) -> int:  # not the time: a clock may have been set back
-        op = store.message(topic, half.queue_id, number)
-        return -1 if op is None else op.commitlog_offset
+    def place(number: int) -> int:
+        """Where an op message lies: its time may be of a clock that was set back, and what it says be damaged."""
+        unit = None if queue is None else queue.get(number)
+        return -1 if unit is None else unit.commitlog_offset
 
     begin = least + bisect_left(range(least, end), half.commitlog_offset, key=place)
     for number in range(begin, min(end, begin + OPS_LOOKED_AT)):

@@ -172,6 +172,23 @@ def test_a_rollback_behind_which_the_clock_was_set_back(store: Path, tmp_path: P
     assert [step["what"] for step in story(str(path), half)] == ["prepared", "rolled back"]
 
 
+def test_damaged_op_messages_in_front_of_a_half_message_hide_nothing_of_it(
+    golden: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """The search for the place behind the half read them: trace and the page ended with the damage of others."""
+    path = shutil.copytree(golden("kinds/rocketmq-4.9.7-clean"), tmp_path / "store")
+    with broker.open(path, read_only=True) as opened:
+        records = list(opened.records())
+    half = max(
+        one.commitlog_offset for one in records if one.topic == HALF_TOPIC and one.property_map["KEYS"][-1] == "r"
+    )
+    with (path / "commitlog" / f"{0:020}").open("r+b") as segment:
+        for op in (one for one in records if one.topic == OP_TOPIC and one.commitlog_offset < half):
+            segment.seek(op.commitlog_offset)
+            segment.write(bytes([255]) * 8)
+    assert [step["what"] for step in story(str(path), half)] == ["prepared", "rolled back"]
+
+
 def test_damage_that_may_hide_an_end_is_said(store: Path, tmp_path: Path) -> None:
     """The page said that no half message begins there, and trace had nothing to say."""
     path = shutil.copytree(store, tmp_path / "store", ignore=shutil.ignore_patterns("index"))
