@@ -25,7 +25,8 @@ from recovery.transactions.digest import Digest
 from recovery.transactions.outcomes import STATE_NAMES
 
 MANIFEST = "_checkback.json"
-_KEYS = re.compile(r"(?<=://)[^/@]*@")  # in a URI: who asks, and with what secret
+_URI = re.compile(r"(\w+://)(?:([^/@:]*)(?::[^/@]*)?@)?(.*)", re.DOTALL)  # s3://KEY:SECRET@bucket; abfs://container@...
+_SECRETS = ("client_secret", "sig")  # options of Azure
 _TEMPORARY = "_temporary"  # readers of Parquet pass over such names
 
 
@@ -49,7 +50,7 @@ class TransactionFiles:
     def as_json(self) -> dict[str, Any]:
         """The manifest: read by others than may know the keys in s3://KEY:SECRET@archive."""
         values = {name: getattr(self, name) for name in self.__slots__}
-        return values | {name: _KEYS.sub("", values[name]) for name in ("path", "store")}
+        return values | {name: _without_secrets(values[name]) for name in ("path", "store")}
 
 
 def write_transaction_files(
@@ -132,6 +133,17 @@ def check_out(path: str, out: str) -> None:
     store, place = os.path.realpath(store), os.path.realpath(directory)
     if of_store.type_name == filesystem.type_name and os.path.commonpath([store, place]) == store:
         raise StoreError(f"{out} would be in the store {path}. Give a directory outside it", path=out)
+
+
+def _without_secrets(path: str) -> str:
+    """A path, or a URI as others may read it: with the container or the user that it names."""
+    if not (found := _URI.match(path)):
+        return path
+    scheme, user, rest = found.groups(default="")
+    place, mark, options = rest.partition("?")
+    options = "&".join(one for one in options.split("&") if one.partition("=")[0] not in _SECRETS)
+    user = "" if scheme == "s3://" or not user else f"{user}@"
+    return scheme + user + place + (mark + options if options else "")
 
 
 def _manifest(

@@ -67,8 +67,25 @@ def test_no_secret_of_a_uri_is_in_the_manifest() -> None:
     written = TransactionFiles(out, store, "half-op", {}, "0", 0, 0, 0, 0, 0, [], 0.0)
     assert written.as_json()["path"] == "s3://archive/out?scheme=http"
     assert written.as_json()["store"] == "s3://archive/shop@home.store"
-    local = dataclasses.replace(written, path="/data/out", store="/data/a@b.store").as_json()
-    assert (local["path"], local["store"]) == ("/data/out", "/data/a@b.store")
+    local = dataclasses.replace(written, path="/data/out", store="/data/a://x@b.store").as_json()
+    assert (local["path"], local["store"]) == ("/data/out", "/data/a://x@b.store")
+
+
+@pytest.mark.parametrize(
+    ("uri", "shown"),
+    [
+        ("abfss://lake@shop.dfs.core.windows.net/out", "abfss://lake@shop.dfs.core.windows.net/out"),
+        ("abfss://lake:s3cret@shop.dfs.core.windows.net/out", "abfss://lake@shop.dfs.core.windows.net/out"),
+        ("abfs://:s3cret@shop.blob.core.windows.net/lake", "abfs://shop.blob.core.windows.net/lake"),
+        ("abfs://a/b?tenant_id=t&client_secret=s3cret&client_id=c", "abfs://a/b?tenant_id=t&client_id=c"),
+        ("abfs://a/b?sv=2022&sig=s3cret", "abfs://a/b?sv=2022"),
+        ("hdfs://shop@names:8020/out", "hdfs://shop@names:8020/out"),
+    ],
+)
+def test_the_manifest_names_the_place_of_a_uri_without_its_secrets(uri: str, shown: str) -> None:
+    """Of Azure the container was taken for a user, and left out; the secrets in options stayed."""
+    written = TransactionFiles(uri, uri, "half-op", {}, "0", 0, 0, 0, 0, 0, [], 0.0).as_json()
+    assert (written["path"], written["store"]) == (shown, shown)
 
 
 def test_a_reader_that_left_is_no_failure_of_spark(
