@@ -180,7 +180,11 @@ def running(
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
-    before = SparkSession.getActiveSession()
+    try:
+        before = SparkSession.getActiveSession()
+    except (Py4JError, OSError) as error:
+        text = "the Java process of this program's Spark ended, and PySpark starts no second one in a process"
+        raise SparkNotReady(f"{text}. Start the program again") from error
     made = session(master, memory=memory, config=config)
     try:
         yield made

@@ -231,6 +231,29 @@ def test_a_job_that_spark_gives_up_ends_with_a_sentence(spark: SparkSession) -> 
     assert spark.range(3).count() == 3
 
 
+WITHOUT_JAVA = """
+from pyspark import SparkContext
+from recovery.spark import sessions
+
+for _ in range(2):
+    try:
+        with sessions.running("local[1]") as spark:
+            SparkContext._gateway.proc.kill()
+            SparkContext._gateway.proc.wait()
+            spark.range(3).count()
+    except sessions.BrokerError as error:
+        print(type(error).__name__, error)
+"""
+
+
+def test_a_program_whose_java_process_ended_is_to_be_started_again() -> None:
+    """The next job in it ended with the traceback of a refused connection."""
+    done = subprocess.run([sys.executable, "-c", WITHOUT_JAVA], capture_output=True, text=True, check=False, cwd=ROOT)
+    first, second = done.stdout.splitlines()
+    assert first.startswith("SparkJobFailed Spark gave up the job: the Java process of the driver ended"), done.stderr
+    assert second.startswith("SparkNotReady the Java process of this program's Spark ended"), done.stderr
+
+
 SUBMITTED = """
 from recovery.spark.sessions import running
 
