@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from shlex import quote
 
@@ -151,7 +152,8 @@ def objection(found: Survey) -> StoreError | None:
             _check_segments(files)
             _check_not_short(files, files.commitlog.end, is_alone=False)
             _check_config_is_json(files)
-            check_generation(found.path, files.disk)
+            with suppress(CorruptStore):  # a damaged queue is made again
+                check_generation(found.path, files.disk)
         _check_nothing_waits(found.path)
         _check_nothing_compacted(files, files.disk)
     except StoreError as error:

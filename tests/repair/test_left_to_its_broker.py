@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from broker.errors import NotUnderstood, StoreError
+from broker.format.topics import HALF_TOPIC
 from recovery.rebuild.rebuilder import rebuild
 from recovery.repair import crash
 from recovery.repair.salvage import salvage
@@ -52,6 +53,19 @@ def test_the_plan_names_the_generations_that_are_only_read(
     path = store(f"kinds/{name}")
     ran = command(capsys, "recover", path)
     assert (ran.code, f"--apply would refuse: {path} can only be read" in ran.out, reason in ran.out) == (1, True, True)
+
+
+def test_a_damaged_queue_of_half_messages_is_no_reason_against_a_take_over(
+    store: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The plan said that --apply would refuse, which made the queue again."""
+    path = store("kinds/rocketmq-4.9.7-clean")
+    (queue,) = (path / "consumequeue" / HALF_TOPIC / "0").iterdir()
+    queue.write_bytes(queue.read_bytes()[:-7])
+    ran = command(capsys, "recover", path)
+    assert (ran.code, "--apply would refuse" in ran.out) == (1, False)
+    assert command(capsys, "recover", path, "--apply", "--broker-is-stopped").code == 0
+    assert verify(path).ok
 
 
 def test_positions_in_a_rocksdb_become_json_first(
