@@ -31,6 +31,7 @@ _SECRET = re.compile("secret|password|token|access.?key", re.IGNORECASE)  # Spar
 _MASTER = re.compile(  # what SparkContext takes (4.3.0); of a cluster with a scheme the rest is its own affair
     r"local(\[(\*|[1-9]\d*)(\s*,\s*\d+)?\])?|local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]|yarn|[a-z][\w+.-]*://.+"
 )
+_WITHOUT_JAVA = ("An error occurred while", "Answer from Java side", "Error while", "[Errno ")  # Py4J, and the system
 _SOCKETS = "/tmp"  # noqa: S108 - a socket's path has at most 107 bytes, and Java's own temporary directory may be longer
 
 
@@ -205,9 +206,10 @@ def why_given_up(text: str) -> str:
     of_java = [line for line in lines if line.startswith((": ", "Caused by: "))]
     reasons = [re.sub(r"^(Caused by)?: ([\w.$]+: )?", "", line).rstrip(" :") for line in of_java]
     said = [reason for reason in reasons if not reason.startswith("Exception thrown in awaitResult")]
-    if not said and lines and re.match(r"\[[A-Z_.]+\]", lines[0]):  # a condition of Spark's own
-        return lines[0]
-    return said[0] if said else "the Java process of the driver ended"
+    if said:
+        return said[0]
+    has_ended = not lines or of_java or lines[0].startswith(_WITHOUT_JAVA)
+    return "the Java process of the driver ended" if has_ended else lines[0]
 
 
 def _start_jvm(settings: Mapping[str, str]) -> None:

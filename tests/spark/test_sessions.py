@@ -209,8 +209,10 @@ PYTHON = "An exception was thrown from the Python worker:\nTraceback (most recen
         (f"{AWAITED}Caused by: a.B: [SPARK_JOB_CANCELLED] Job 1 cancelled\n", "[SPARK_JOB_CANCELLED] Job 1 cancelled"),
         (f"{PYTHON}OSError: [Errno 5] AWS Error\n\nJVM stacktrace:\na.B\n", "OSError: [Errno 5] AWS Error"),
         ("[PATH_NOT_FOUND] Path does not exist: a\nmore", "[PATH_NOT_FOUND] Path does not exist: a"),
+        ("requirement failed: -1\n\nJVM stacktrace:\na.B", "requirement failed: -1"),
         ("[Errno 111] Connection refused", "the Java process of the driver ended"),
         ("An error occurred while calling o192.getResult", "the Java process of the driver ended"),
+        ("An error occurred while trying to connect to the Java server", "the Java process of the driver ended"),
     ],
 )
 def test_why_spark_gave_up_a_job(text: str, reason: str) -> None:
