@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("broker")
 
 COMMITTED, ROLLED_BACK = int(TransactionState.COMMITTED), int(TransactionState.ROLLED_BACK)
+_NO_PERMISSION = ("permission denied", "command denied", "row-level security")  # of PostgreSQL, MySQL, PostgreSQL
 
 
 class BoundLedger(abc.ABC):
@@ -135,7 +136,7 @@ class BoundLedger(abc.ABC):
         """The error of a transaction where the database did not say whose ledger it is, with the next step."""
         cause = " ".join(str(getattr(error, "orig", None) or error).split())[:200]
         step = f"Are its tables there? They are made by {self.making_tables}"
-        if "denied" in cause or "row-level security" in cause:
+        if any(words in cause for words in _NO_PERMISSION):
             step = "Its user needs SELECT and INSERT on the tables of the ledger"
         if "read-only" in cause or "readonly" in cause:
             step = "Its transactions must be able to write: name the primary, and a user that may"
