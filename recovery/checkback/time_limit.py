@@ -58,6 +58,11 @@ class TimeLimit:
         self._calls: queue.SimpleQueue[_Call] | None = None
         self._pid = os.getpid()
 
+    def __del__(self) -> None:
+        """The thread ends with the last who could ask: `put` of a SimpleQueue may be called from here."""
+        if self._calls is not None:
+            self._calls.put(_END)
+
     @property
     def hanging(self) -> int:
         """How many calls were given up and did not come back yet."""
@@ -105,6 +110,7 @@ _END = _Call(lambda: None, None)
 def _work(calls: queue.SimpleQueue[_Call]) -> None:
     while (call := calls.get()) is not _END:
         call.run()
+        del call  # its resolver, and the store of that, are not kept until the next question
 
 
 class Bounded:

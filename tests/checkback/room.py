@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -16,6 +17,15 @@ from recovery.checkback.round import CheckBack, RoundReport
 from tests.checkback.shop import open_store
 
 RULE = Rule(jitter=0.0, interval_ms=30_000, backoff=2.0, most_checks=3)
+
+
+def refuse_threads(patch: pytest.MonkeyPatch) -> None:
+    """No thread begins from here on."""
+
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    patch.setattr(threading.Thread, "start", refused)
 
 
 class Told:

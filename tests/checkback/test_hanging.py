@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import threading
 import time
@@ -28,8 +27,9 @@ from recovery.checkback.protocol import Answer, Outcome, Question
 from recovery.checkback.resolvers import Breaker, CallableResolver, Router
 from recovery.checkback.round import CheckBack
 from recovery.checkback.service import CheckService
-from recovery.checkback.time_limit import Bounded, TimedOut, TimeLimit
+from recovery.checkback.time_limit import Bounded
 from recovery.views.overview import overview
+from tests.checkback.room import refuse_threads
 from tests.checkback.shop import open_store
 from tests.ledger.proven import resolver_of
 
@@ -52,76 +52,11 @@ def questions(tmp_path: Path) -> Iterator[list[Question]]:
         yield [Question(half, lambda half=half: store.transactions.message(half)) for half in halves]  # type: ignore[misc]
 
 
-# The limit itself
-
-
-def test_a_value_and_an_error_come_through() -> None:
-    limit = TimeLimit("x", PATIENCE_S)
-    assert limit.run(lambda: 4711) == 4711
-    with pytest.raises(ZeroDivisionError):
-        limit.run(lambda: 1 // 0)
-
-
-def test_a_forked_child_asks_with_a_thread_of_its_own() -> None:
-    """That of its parent is not there: each question would take its whole time."""
-    limit = TimeLimit("x", PATIENCE_S)
-    limit.run(lambda: None)
-    child = os.fork()
-    if child == 0:
-        limit.seconds = LIMIT_S
-        answer = 1
-        with suppress(BaseException):
-            answer = limit.run(lambda: 0)
-        os._exit(answer)
-    assert os.waitpid(child, 0)[1] == 0
-
-
 def test_an_answer_begins_the_count_of_failures_again(questions: list[Question]) -> None:
     """Orders that fail each time, among others, are no resolver that is away."""
     outcomes = iter([Outcome.DOWN, Outcome.DOWN, Outcome.COMMITTED, Outcome.DOWN, Outcome.DOWN, Outcome.COMMITTED])
     found = time_limit.ask_each(questions, lambda _: Answer(next(outcomes), ""), lambda: 0.0, "x")
     assert [answer.outcome for answer in found].count(Outcome.COMMITTED) == 2
-
-
-def test_a_question_that_hangs_is_not_asked_beside_itself(gate: threading.Event) -> None:
-    limit = TimeLimit("x", LIMIT_S)
-    for text in ("did not answer within", "still did not come back", "still did not come back"):
-        with pytest.raises(TimedOut, match=text):
-            limit.run(lambda: gate.wait(PATIENCE_S), key=1)
-    assert limit.hanging == 1
-    assert limit.run(lambda: "another", key=2) == "another"
-
-
-def test_only_so_many_hang_and_then_nothing_is_asked_until_one_comes_back(gate: threading.Event) -> None:
-    limit = TimeLimit("x", LIMIT_S / 4, hanging_most=3)
-    for key in range(3):
-        with pytest.raises(TimedOut, match="did not answer within"):
-            limit.run(lambda: gate.wait(PATIENCE_S), key=key)
-    before = threading.active_count()
-    with pytest.raises(TimedOut, match="3 questions did not come back"):
-        limit.run(lambda: 1, key=4)
-    assert threading.active_count() == before
-    gate.set()
-    started = time.monotonic()
-    while limit.hanging and time.monotonic() - started < PATIENCE_S:
-        time.sleep(0.01)
-    assert limit.run(lambda: 1, key=4) == 1
-
-
-def refuse_threads(patch: pytest.MonkeyPatch) -> None:
-    def refused(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    patch.setattr(threading.Thread, "start", refused)
-
-
-def test_a_thread_that_the_system_does_not_give_is_not_a_call_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    limit = TimeLimit("x", LIMIT_S)
-    with monkeypatch.context() as patch:
-        refuse_threads(patch)
-        with pytest.raises(TimedOut, match="x was not asked: can't start new thread"):
-            limit.run(lambda: 1)
-    assert limit.run(lambda: 4711) == 4711
 
 
 # Callables

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 from collections.abc import Iterator
@@ -51,6 +52,7 @@ def assert_right(path: Path, committed: int, rolled_back: int, in_doubt: int) ->
 @contextmanager
 def few_open_files(more: int) -> Iterator[None]:
     """This process may open so many files more than it has open."""
+    gc.collect()  # stores that other tests left behind, as if they had crashed, keep theirs open until then
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken = {int(name) for name in os.listdir("/proc/self/fd")}
     highest = [number for number in range(before[0]) if number not in taken][more]
