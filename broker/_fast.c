@@ -13,7 +13,7 @@
 #include "_fast_files.h"
 #include "_fast_flusher.h"
 #include "_fast_index_items.h"
-#include "_fast_message.h"
+#include "_fast_plain.h"
 #include "_fast_request.h"
 #include "_fast_scan.h"
 #include "_fast_sent.h"
@@ -100,6 +100,7 @@ static PyObject *Append_new(PyTypeObject *type, PyObject *args, PyObject *named)
 
 static PyMethodDef Append_methods[] = {
     {"append", Append_append, METH_O, "Append one record: an Appended, or None when nothing was stored."},
+    {"send", (PyCFunction)(void (*)(void))Append_send, METH_FASTCALL, "Store a plain message: an Appended, or None."},
     {"prepare", (PyCFunction)(void (*)(void))Append_prepare, METH_FASTCALL, "Store a half message: a Half, or None."},
     {"end_kept", (PyCFunction)(void (*)(void))Append_end_kept, METH_FASTCALL, "End one of those: an Ended, or None."},
     {"end", (PyCFunction)(void (*)(void))Append_end, METH_FASTCALL, "End any half message: the same."},

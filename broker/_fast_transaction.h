@@ -1,4 +1,4 @@
-/* Append a record, or end a half message, in one call each.
+/* End a half message, in one call.
  *
  * The reference: `Appender.append_one`, and the engine's `ends`.
  */
@@ -9,45 +9,6 @@
 #include "_fast_half.h"
 
 static PyObject *n_state, *n_again, *n_queue_offset;
-
-/* ---- append ---- */
-
-/* An Appended, None, or NULL with an error. */
-static PyObject *append_loaded(Append *self, Stored *one)
-{
-    long long place[2];
-    int done = store_with_lock(self, one, 1, -1, 0, place);
-    if (done != 1)
-        return done < 0 ? NULL : Py_NewRef(Py_None);
-    PyObject *fields = Py_BuildValue("(LLLL)", place[0], one->queue_offset, one->size, place[1]);
-    PyObject *made = fields ? PyObject_CallFunctionObjArgs(self->tuple_new, self->result, fields, NULL) : NULL;
-    Py_XDECREF(fields);
-    return made;
-}
-
-/* `Appender.cache_half`. */
-static int remember(Append *self, PyObject *record, const Stored *one, PyObject *done)
-{
-    if (!one->opens_slot || one->size > CACHED_BYTES_MAX || done == Py_None)
-        return 0;
-    PyObject *pair = PyTuple_Pack(2, PyTuple_GetItem(done, 0), record);
-    return pair ? PyList_SetItem(self->cached, (Py_ssize_t)(one->queue_offset % CACHED), pair) : -1;
-}
-
-static PyObject *Append_append(PyObject *object, PyObject *record)
-{
-    Append *self = (Append *)object;
-    Stored one;
-    memset(&one, 0, sizeof one);
-    int loaded = load(record, &one);
-    PyObject *done = loaded < 0 ? NULL : loaded ? append_loaded(self, &one) : Py_NewRef(Py_None);
-    if (done && remember(self, record, &one, done) < 0)
-        Py_CLEAR(done);
-    unload(&one);
-    return done;
-}
-
-/* ---- the end of a half message ---- */
 
 /* The record that ends a half message, or two: 1, 0 when it is not for us, -1. `key` and the codes: where it is for. */
 static int make_ends(Append *self, Stored *all, int *count, const Stored *half, PyObject *key, const uint32_t *codes,

@@ -25,6 +25,7 @@ SOURCES = (
     "broker/_fast_index_items.h",
     "broker/_fast_message.h",
     "broker/_fast_numbers.h",
+    "broker/_fast_plain.h",
     "broker/_fast_record.h",
     "broker/_fast_request.h",
     "broker/_fast_scan.h",

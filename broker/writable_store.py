@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TypedDict
 
 from broker.errors import MessageRejected, shown
+from broker.format import properties as names
 from broker.format.commitlog import Record
 from broker.format.config import DEFAULT_QUEUES, TopicConfig, new_topic
 from broker.format.topics import check_topic_name
@@ -23,9 +24,18 @@ from broker.store.read.layout import StoreLayout
 from broker.store.read.store import Store, check_queue, check_whole
 from broker.store.shared.control import Word
 from broker.store.shared.topicfile import TopicFile
-from broker.store.write.admission import DELAYS, Admission
-from broker.store.write.compose import Origin, Statement, compose, compose_batch, compose_stated
+from broker.store.write.admission import DELAYS, NOT_PLAIN, Admission
+from broker.store.write.compose import (
+    KEPT_FLAGS,
+    Origin,
+    Statement,
+    check_arguments,
+    compose,
+    compose_batch,
+    compose_stated,
+)
 from broker.store.write.pending_record import Appended
+from broker.store.write.uniquekey import new_unique_key
 from broker.store.writer import StoreWriter, open_writer
 from broker.transaction.backpressure import InDoubtLimit
 from broker.transaction.foreign import check_may_write
@@ -134,12 +144,40 @@ class WritableStore(Store):
         failed an fsync before: then nothing was written. Raises SyncFailed when its fsync failed: it may be there.
         RocketMQ: CommitLog.asyncPutMessage (5.3.3).
         """
-        size_max = self.writer.layout.record_bytes_max
-        composed = compose(
-            message, self._admission, queue_id=queue_id, size_max=size_max, extra=extra_properties, origin=origin,
-            is_copy=is_copy,
-        )  # fmt: skip
-        return self.writer.append_one(composed.record, wait=wait)
+        try:
+            placed = self._send_at_once(message, queue_id, extra_properties, origin)
+        except (AttributeError, TypeError):
+            check_arguments(message, queue_id, extra_properties, origin)
+            raise
+        if placed is None:
+            composed = compose(
+                message, self._admission, queue_id=queue_id, size_max=self.writer.layout.record_bytes_max,
+                extra=extra_properties, origin=origin, is_copy=is_copy,
+            )  # fmt: skip
+            return self.writer.append_one(composed.record, wait=wait)
+        if wait:
+            self.writer.settle_one(placed)
+        return placed
+
+    def _send_at_once(
+        self, message: Message, queue_id: int, extra: Mapping[str, str] | None, origin: Origin | None
+    ) -> Appended | None:
+        """A message in the log by the C module, which waits for no lock; None where it stored nothing.
+
+        It takes what its topic lets in without a closer look, and what has no order and no delay.
+        """
+        now_ms = time.time_ns() // 1_000_000
+        if type(message) is not Message or not self._admission.takes_plain(message.topic, queue_id, now_ms):
+            return None
+        if extra and not NOT_PLAIN.isdisjoint(extra):
+            return None
+        if origin is not None and origin.sys_flag & ~KEPT_FLAGS:
+            return None
+        key = (extra and extra.get(names.UNIQ_KEY)) or new_unique_key(now_ms)
+        born_ms = now_ms if origin is None else origin.born_timestamp_ms
+        if not self.writer.upkeep.runs[0]:
+            self.writer.upkeep.start()
+        return self.writer.appender.compiled_send(message.__dict__, extra, key, queue_id, born_ms, origin)
 
     def append_at_once(
         self, message: Message, *, queue_id: int, extra_properties: Mapping[str, str], origin: Origin

@@ -278,10 +278,8 @@ class StoreWriter:
         if not self.upkeep.runs[0]:
             self.upkeep.start()
         appended = self.appender.append_one(draft)
-        if wait and self.sync != "os":
-            end = appended.commitlog_offset + appended.size
-            self.syncer.start_write(appended.commitlog_offset, end)
-            self.settle(end)
+        if wait:
+            self.settle_one(appended)
         return appended
 
     def append_at_once(self, draft: PendingRecord) -> Appended | None:
@@ -289,6 +287,13 @@ class StoreWriter:
         if not self.upkeep.runs[0]:
             self.upkeep.start()
         return self.appender.compiled_append(draft)
+
+    def settle_one(self, appended: Appended) -> None:
+        """`settle` for a record that was just appended, with which the disk begins at once."""
+        if self.sync != "os":
+            end = appended.commitlog_offset + appended.size
+            self.syncer.start_write(appended.commitlog_offset, end)
+            self.settle(end)
 
     def begin_flush(self, end: int) -> bool:
         """Let the log become as durable as `settle` has it, beside the caller; False: the caller settles it now."""

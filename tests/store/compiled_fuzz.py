@@ -190,6 +190,10 @@ def calls(
                 chance.choice(["U1", chance.text()]), chance.choice([0, chance.number()]), 1,
                 chance.choice(["shop", *TEXTS]), chance.origin(), *extra,
             ],
+            "send": [
+                chance.message(chance.choice([{}, properties])), chance.choice([None, properties]),
+                chance.choice(["U1", chance.text()]), chance.choice([0, chance.number()]), 1, chance.origin(), *extra,
+            ],
             "end_kept": [half.commitlog_offset, half.slot, half.producer_group, *decision, *extra],
             "draft": [
                 PendingRecord, chance.text(), chance.raw(), properties, chance.number(), 1, 4, None, chance.origin(),
@@ -217,7 +221,7 @@ def calls(
             with contextlib.suppress(Exception):
                 if "properties" in name and chance.random() < 0.5:
                     arguments[0] = MappingProxyType(properties)
-                call = getattr(appender if name in ("append", "prepare", "end_kept", "end") else module, name)
+                call = getattr(appender if name in ("append", "send", "prepare", "end_kept", "end") else module, name)
                 done = call(*arguments)
                 made[f"{name} did"] += done is not None
                 half = done if name == "prepare" and done is not None else half

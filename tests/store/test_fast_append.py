@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import broker
 from broker import compiled
 from broker.format.java import Host
+from broker.store.write import appender
 from broker.store.write.appender import Appender
 from broker.store.write.compose import Origin
 from broker.store.write.fast_append import FastAppend
@@ -53,22 +55,31 @@ MOVES = st.lists(
 )
 
 
+class Moment:
+    """Which move is made: it is the time, and in the unique keys, however often a way asks for them."""
+
+    number = 0
+
+    @classmethod
+    def now_ns(cls) -> int:
+        return (1_700_000_000_000 + cls.number) * 1_000_000
+
+    @classmethod
+    def unique_key(cls, _now_ms: int) -> str:
+        return f"KEY{cls.number}"
+
+
 @contextlib.contextmanager
 def way(name: str) -> Iterator[None]:
     """Inside, stores are written this way, and every run of the same moves sees the same times and unique keys."""
-    numbers = itertools.count()
-
-    def now_ns() -> int:
-        return (1_700_000_000_000 + next(numbers)) * 1_000_000
-
     with pytest.MonkeyPatch.context() as patch:
         for module in ("appender", "fast_append"):
-            patch.setattr(f"broker.store.write.{module}._now_ns", now_ns)
+            patch.setattr(f"broker.store.write.{module}._now_ns", Moment.now_ns)
         patch.setattr("broker.store.clock.StoreClock.now_ms", lambda _self, _at_least_ms=0: 0)  # it knows the real time
-        patch.setattr("broker.store.write.compose.new_unique_key", lambda _now_ms: f"KEY{next(numbers)}")
-        for module in ("compose", "admission"):
-            patch.setattr(f"broker.store.write.{module}.time", SimpleNamespace(time_ns=now_ns), raising=False)
-        patch.setattr("broker.transaction.statetable.time", SimpleNamespace(time_ns=lambda: 1_700_000_000_000_000_000))
+        for module in ("store.write.compose", "transaction.preparing", "writable_store"):
+            patch.setattr(f"broker.{module}.new_unique_key", Moment.unique_key)
+            patch.setattr(f"broker.{module}.time", SimpleNamespace(time_ns=Moment.now_ns))
+        patch.setattr("broker.transaction.statetable.time", SimpleNamespace(time_ns=Moment.now_ns))
         if name != "compiled":
             use(patch, None)
         if name == "general":
@@ -82,6 +93,7 @@ def run(path: Path, moves: list[tuple[str, int, int]], engine: str) -> None:
     with broker.open(path, sync="os", layout=SMALL, transactions=engine) as store:
         halves: list[broker.Half] = []
         for number, (verb, a, b) in enumerate(moves):
+            Moment.number = number
             if verb == "end":
                 if halves:
                     half = halves.pop(a % len(halves))
@@ -118,6 +130,7 @@ def files(path: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("engine", ENGINES)
 @settings(max_examples=15, deadline=None)
 @given(moves=MOVES)
+@example(moves=[("send", 1, 8), ("half", 2, 9), ("end", 0, 1), ("later", 0, 3), ("half", 0, 500), ("end", 0, 0)] * 20)
 def test_each_way_stores_the_same_bytes(engine: str, moves: list[tuple[str, int, int]]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         stored = []
@@ -143,13 +156,14 @@ def test_the_fast_ways_are_taken(name: str, engine: str, tmp_path: Path, monkeyp
         return append_locked(self, drafts)
 
     monkeypatch.setattr(Appender, "append_locked", counted)
-    fast = count_fast(monkeypatch)
+    fast, compiled_calls = count_fast(monkeypatch), count_compiled(monkeypatch)
     moves = [("send", 1, 8), ("half", 1, 8), ("end", 0, 1), ("half", 1, 8), ("end", 0, 0)] * 20
     with way(name):
         run(tmp_path / "store", moves, engine)
     assert len(general) < 40
     assert len(fast) == sum(fast) + len(general)
     assert name == "fast" or sum(fast) < 10  # ends of half messages in another file of the table
+    assert name == "fast" or min(compiled_calls[one] for one in ("send", "prepare", "append", "end_kept")) > 1
 
 
 def count_fast(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
@@ -166,4 +180,23 @@ def count_fast(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
     for method in ("append", "append_pair"):
         monkeypatch.setattr(FastAppend, method, counting(getattr(FastAppend, method)))
+    return taken
+
+
+def count_compiled(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each method of the C module did the work."""
+    made_by, taken = appender.compiled_append, Counter[str]()
+
+    def counting(*arguments: Any) -> Any:
+        made = made_by(*arguments)
+
+        def counted(name: str, *given: Any) -> Any:
+            done = getattr(made, name)(*given)
+            taken[name] += done is not None
+            return done
+
+        names = ("append", "send", "prepare", "end_kept", "end")
+        return made and SimpleNamespace(**{name: partial(counted, name) for name in names})
+
+    monkeypatch.setattr(appender, "compiled_append", counting)
     return taken

@@ -21,6 +21,7 @@ from typing import Any
 from broker import compiled
 from broker.store.disk.os_errors import sync_failed
 
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE of Linux 5.14, which Python 3.11 has no name for
 _start_write: Callable[[int, int, int], None] | None = compiled.fast.start_write if compiled.fast else None
 
 
@@ -68,6 +69,18 @@ class Map:
         file = self.file
         if _start_write is not None and file is not None:
             _start_write(file.descriptor, start, stop - start)
+
+    def write_pages(self, start: int, stop: int) -> None:
+        """Have the pages of bytes start … stop - 1 written with the next flush, as they are, where the system can.
+
+        Of a page that was allocated and never written, the file system first notes in its journal that it is now, and
+        an fsync waits for that: one of a record of 1 KiB takes 200 µs and not 120. Of 64 pages it takes little longer.
+        """
+        mapped = self._map
+        if sys.platform == "linux" and mapped is not None:
+            start, stop = start - start % mmap.PAGESIZE, stop - stop % mmap.PAGESIZE
+            with contextlib.suppress(OSError):  # an older system, or no room: then each page takes its time
+                mapped.madvise(_POPULATE_WRITE, start, stop - start)
 
     def unmap_pages(self, start: int, stop: int) -> None:
         """Take the pages of bytes start … stop - 1 out of this process's map, but one that goes on behind them.

@@ -4,8 +4,8 @@
 
 Every word is written with one move instruction (`words[i] = n` on a memoryview cast to "Q"), so that no reader ever
 sees half of one and a process that is killed leaves each either old or new. DURABLE is changed under the sync lock;
-POISON, SHARED and the hint WARM need none; all others are changed under the append lock, or by a process that is alone.
-RocketMQ does not know this file; without it the log is walked.
+POISON, SHARED and the hints WARM and WRITTEN need none; all others are changed under the append lock, or by a process
+that is alone. RocketMQ does not know this file; without it the log is walked.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class Word(enum.IntEnum):
     SHARED = 20  # 1 once a second process joined: then nobody keeps the append lock from one append to the next
     LOCK_NS = 21  # when STORE/lock was modified last: a broker that starts writes to it, checkback never does
     WARM = 22  # the log was read ahead up to here: a hint, of whichever process appends fast
+    WRITTEN = 23  # where the next flush of few records has the pages behind them written ahead: a hint, too
 
 
 # TAIL … INDEX together, for the holder of the append lock: one call instead of twelve.

@@ -22,6 +22,7 @@ from broker.store.shared.config_file import write_config
 _LOOK_MS = 1000
 _NAME = "topics.json"
 _TYPES_OF_HALVES = ("", "MIXED", "TRANSACTION")
+_TYPES_OF_PLAIN = ("", "MIXED", "NORMAL")
 
 
 class Rules(NamedTuple):
@@ -31,6 +32,7 @@ class Rules(NamedTuple):
     message_type: str  # one of MESSAGE_TYPES, or of a newer broker's; without one it takes every message
     may_write: bool
     half_queues: int  # those that take half messages; 0 where one has to look closer
+    plain_queues: int  # the same for messages without an order or a delay
 
 
 class TopicFile:
@@ -122,5 +124,7 @@ class TopicFile:
 
 def _rules(topic: TopicConfig) -> Rules:
     message_type, may_write = topic.attributes.get(MESSAGE_TYPE_ATTRIBUTE, ""), bool(topic.perm & PERM_WRITE)
-    takes_half = may_write and message_type in _TYPES_OF_HALVES and topic.name not in SEND_REFUSED_TOPICS
-    return Rules(topic.write_queue_count, message_type, may_write, topic.write_queue_count if takes_half else 0)
+    count, is_open = topic.write_queue_count, may_write and topic.name not in SEND_REFUSED_TOPICS
+    half_queues = count if is_open and message_type in _TYPES_OF_HALVES else 0
+    plain_queues = count if is_open and message_type in _TYPES_OF_PLAIN else 0
+    return Rules(count, message_type, may_write, half_queues, plain_queues)

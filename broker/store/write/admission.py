@@ -30,6 +30,7 @@ TIMER_MAX_MS = 3 * 86_400_000  # RocketMQ: timerMaxDelaySec
 LOCAL_TIMER_MAX_MS = 366 * 86_400_000  # of a message that this process sends: it is copied once in two hours
 _TIMERS = ((names.TIMER_DELAY_SEC, 1000, None), (names.TIMER_DELAY_MS, 1, None), (names.TIMER_DELIVER_MS, 1, 0))
 DELAYS = frozenset((names.DELAY, names.TIMER_DELAY_SEC, names.TIMER_DELAY_MS, names.TIMER_DELIVER_MS))
+NOT_PLAIN = DELAYS | {names.SHARDING_KEY}  # what makes a message of another type than NORMAL
 
 
 def message_type(properties: Mapping[str, str], *, prepared: bool) -> str:
@@ -133,6 +134,11 @@ class Admission:
         """Whether a half message without a delay is let in as things are; where not, `admit` looks closer."""
         rules = self.topics.rules(topic, now_ms)
         return rules is not None and type(queue_id) is int and 0 <= queue_id < rules.half_queues and not self.is_slave
+
+    def takes_plain(self, topic: str, queue_id: int, now_ms: int) -> bool:
+        """The same for a message that is neither one nor has an order or a delay."""
+        rules = self.topics.rules(topic, now_ms)
+        return rules is not None and type(queue_id) is int and 0 <= queue_id < rules.plain_queues and not self.is_slave
 
     def admit(
         self,

@@ -69,6 +69,7 @@ class Appender:
         self._cached: list[tuple[int, PendingRecord] | None] = [None] * _CACHED
         made = compiled_append(log, control, dispatcher, lock, layout, clock, self._cached, _now_ns)
         self.compiled_append: CompiledAppend = made.append if made else lambda _draft: None
+        self.compiled_send: CompiledAppend = made.send if made else lambda *_: None
         self.compiled_prepare: Callable[..., Any] = made.prepare if made else lambda *_: None
         self.compiled_end_kept: Callable[..., Any] = made.end_kept if made else lambda *_: None
         self.compiled_end: Callable[..., Any] = made.end if made else lambda *_: None

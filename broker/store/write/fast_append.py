@@ -211,6 +211,8 @@ class CompiledAppender(Protocol):
     """What the C module makes. All take the append lock; None: nothing was stored, the Python has to do it."""
 
     append: CompiledAppend  # (record)
+    # (fields of a Message, more properties or None, unique key, queue, born milliseconds, Origin or None)
+    send: CompiledAppend
     # (Half, fields of a Message, more properties or None, unique key, queue, born milliseconds, group, Origin or None)
     prepare: Callable[..., Any]
     # (CommitLog offset of what `prepare` stored, slot, group, kind, milliseconds since 1970, Ended, state)

@@ -110,6 +110,17 @@ class MappedQueue:
         if mapped is not None:
             mapped.start_write(start - base, min(stop - base, self.file_size))
 
+    def write_pages(self, start: int, stop: int) -> bool:
+        """Have the pages of [start, stop) written with the next flush, as far as they lie in the file of `start`.
+
+        False where that is not mapped here.
+        """
+        base = start - start % self.file_size
+        mapped = self._maps.get(base)
+        if mapped is not None:
+            mapped.write_pages(start - base, min(stop - base, self.file_size))
+        return mapped is not None
+
     def unmap_pages(self, start: int, stop: int) -> None:
         """Take the pages of [start, stop) out of this process's map, as far as they lie in the file of `stop`."""
         base = stop - stop % self.file_size
