@@ -15,8 +15,10 @@ from broker.store.disk.open_files import OpenFiles
 from broker.store.read.directory import StoreDirectory
 from broker.store.read.segments import SegmentQueue, segment_size
 from broker.store.read.transaction_files import StateTable
+from broker.store.writer import open_writer
 from recovery.views.info import look
 from tests.store.build import START_MS, Log, units_of, write_queue
+from tests.store.filled import SMALL, few_open_files, fill_queues
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 16, 20])
@@ -157,3 +159,17 @@ def test_a_file_that_grows_is_seen(tmp_path: Path) -> None:
     assert queue.read(90, 20) == b"\1" * 10
     (tmp_path / "queue" / f"{100:020}").write_bytes(b"\2" * 100)
     assert queue.read(90, 20) == b"\1" * 10 + b"\2" * 10
+
+
+def test_many_stores_are_read_with_the_open_files_of_a_process(tmp_path: Path) -> None:
+    """Each kept 128 files open: four of 150 queues ended their consumers with a limit of 1,024."""
+    paths = [tmp_path / name for name in "abc"]
+    for path in paths:
+        store = open_writer(str(path), Disk(), SMALL, sync="os")
+        fill_queues(store, 90)
+        store.close()
+    stores = [broker.open(path, read_only=True) for path in paths]
+    with few_open_files(200):
+        assert all(store.message("Many", queue_id, 0) is not None for store in stores for queue_id in range(90))
+    for store in stores:
+        store.close()

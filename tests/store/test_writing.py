@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,17 @@ def test_two_stores_share_what_a_process_may_have_open(tmp_path: Path, monkeypat
         store.close()
     for name in "ab":
         assert_right(tmp_path / name, 0, 0, 0)
+
+
+def test_a_store_leaves_what_the_process_has_open_besides(tmp_path: Path) -> None:
+    """It counted by the limit alone: an application that had half of it lost sends to "too many files are open"."""
+    store = open_writer(str(tmp_path), Disk(), SMALL, sync="os")
+    with few_open_files(300), ExitStack() as others:
+        for _ in range(270):
+            others.enter_context(open(os.devnull))
+        fill_queues(store, 60)
+        store.close()
+    assert_right(tmp_path, 0, 0, 0)
 
 
 def test_a_batch_comes_together(tmp_path: Path) -> None:

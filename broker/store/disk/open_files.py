@@ -10,6 +10,7 @@ from broker.store.disk.os_errors import closed_store
 _MAPS_MIN, _MAPS_MAX = 32, 8192  # Linux gives a process 65,530 maps
 _FILES_OF_A_MAP = 2  # Python's mmap has a descriptor of its own
 _OTHERS = 256  # files of a store that are open besides; a quarter of what this process may have open stays free
+_READ_MIN = 4  # of one store
 
 
 def maps_of_queues_max() -> int:
@@ -17,6 +18,15 @@ def maps_of_queues_max() -> int:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     maps = (limit * 3 // 4 - _OTHERS) // _FILES_OF_A_MAP
     return _MAPS_MAX if limit == resource.RLIM_INFINITY else min(max(maps, _MAPS_MIN), _MAPS_MAX)
+
+
+def is_crowded(descriptor: int) -> bool:
+    """Whether a file that was given this number took one of the last quarter that this process may have.
+
+    A new file gets the lowest number that is free, so all below it were taken: by stores, or by the application itself.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return limit != resource.RLIM_INFINITY and descriptor >= limit * 3 // 4
 
 
 class OpenFiles:
@@ -39,7 +49,8 @@ class OpenFiles:
         file = self._open.get((path, inode))
         if file is None:
             file = self._open[path, inode] = self._disk.open_read(path)
-            while len(self._open) > self._limit:
+            fewer = max(len(self._open) - 2, _READ_MIN) if is_crowded(file.descriptor) else self._limit
+            while len(self._open) > min(fewer, self._limit):
                 self._drop_oldest()
         return file
 

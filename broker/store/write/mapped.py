@@ -12,7 +12,7 @@ from random import randrange
 from broker.format.consumequeue import FILLER, UNIT_SIZE, Unit
 from broker.store.disk.files import Disk, Map
 from broker.store.disk.maps import Flusher
-from broker.store.disk.open_files import maps_of_queues_max
+from broker.store.disk.open_files import is_crowded, maps_of_queues_max
 from broker.store.disk.os_errors import closed_store
 from broker.store.read.segments import NAME_DIGITS
 
@@ -70,7 +70,7 @@ class MappedQueue:
                 self._maps.pop(next(iter(self._maps)), None)  # it closes when the last one who holds it lets go
         self.maps_seen = object()
         if self._open_maps is not None:
-            self._open_maps.note(self, base)
+            self._open_maps.note(self, base, is_crowded=opened.file is not None and is_crowded(opened.file.descriptor))
         return opened
 
     def _is_whole(self, path: str) -> bool:
@@ -186,19 +186,21 @@ class OpenMaps:
     """The maps of many queues: a store may have more of them than a process may have open files.
 
     One of the older half is released, any of them: where queues are written to by turns, the oldest is the next one
-    that is needed. The stores of a process share what it may have: each has its part, and what the others leave.
+    that is needed. The stores of a process share what it may have: each has its part, and what the others leave, and
+    gives up two for one where the process has few numbers left, whatever has them.
     """
 
     def __init__(self) -> None:
         self._made: dict[tuple[MappedQueue, int], None] = {}  # in this order
         _of_process.add(self)
 
-    def note(self, queue: MappedQueue, base: int) -> None:
+    def note(self, queue: MappedQueue, base: int, *, is_crowded: bool) -> None:
         """That a queue has mapped the file that begins at `base`."""
         self._made.pop((queue, base), None)
         self._made[queue, base] = None
+        most = min(self._most(), max(len(self._made) - 2, _MAPS_MIN) if is_crowded else len(self._made))
         with contextlib.suppress(RuntimeError, StopIteration):  # another thread opens or closes one at this moment
-            while (count := len(self._made)) > self._most():
+            while (count := len(self._made)) > most:
                 old, at = next(islice(self._made, randrange(count // 2), None))
                 self._made.pop((old, at), None)
                 old.release(at)
