@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from broker.format.consumequeue import Unit
@@ -16,6 +17,7 @@ from broker.store.disk.files import Disk, Missing
 from recovery.findings import Finding, Findings
 from recovery.rebuild.rebuilder import rebuild
 from recovery.scan.store_files import StoreFiles
+from recovery.verify.consume_queues import Delays, possible_due_times
 from recovery.verify.index_files import open_index
 from recovery.verify.verifier import verify
 from tests.rebuild.derived_files import store_with_a_topic_made_again
@@ -176,3 +178,32 @@ def test_delay_levels_that_were_set_otherwise(golden_copy: Callable[[str], Path]
         assert report.findings.counts["queue-missing"] == found
         assert comparable(verify_inline(str(path), 4000)) == comparable(report)
         assert len(rebuild(path).differences) == found
+
+
+@pytest.mark.parametrize("name", ["4.9.7-clean", "5.3.3-clean", "5.5.0-clean"])
+def test_due_times_that_are_off_do_not_excuse_each_other(
+    golden_copy: Callable[[str], Path], tmp_path: Path, name: str
+) -> None:
+    """A broker of 3.2.6 writes such times; one of 4.6 or later, whose messages name its cluster, does not."""
+    (tmp_path / "kinds").mkdir()
+    path = golden_copy(f"rocketmq-{name}" if name.startswith("5.3") else f"kinds/rocketmq-{name}")
+    queue = max((path / "consumequeue" / "SCHEDULE_TOPIC_XXXX").glob(f"*/{FIRST}"), key=lambda one: one.read_bytes())
+    raw = bytearray(queue.read_bytes())
+    for number, later_ms in enumerate((4, 512, -16, 1, 1)):
+        unit = Unit.unpack_from(raw, number * Unit.SIZE)
+        later = replace(unit, tags_code=unit.tags_code + later_ms)
+        raw[number * Unit.SIZE : (number + 1) * Unit.SIZE] = later.pack()
+    queue.write_bytes(raw)
+    report = verify(path)
+    assert report.findings.counts["queue-missing"] == 5
+    assert comparable(verify_inline(str(path), 4000)) == comparable(report)
+    assert len(rebuild(path).differences) == 1
+
+
+@pytest.mark.parametrize(("off", "exact", "right"), [(7, 13, 20), (3, 20, 23), (2, 20, 20), (2, 100, 100), (1, 0, 1)])
+def test_due_times_that_are_off_are_of_3_2_6_where_many_are(off: int, exact: int, right: int) -> None:
+    """Of a broker that does not name its cluster in keyed messages: 3.2.6 to 4.5."""
+    waited = np.array([2003] * off + [2000] * exact)
+    keyed = np.ones(len(waited), np.bool_)
+    delays = Delays(keyed, np.full(len(waited), 10**12), ~keyed, keyed)
+    assert possible_due_times(delays.stored_ms + waited, delays).sum() == right
