@@ -126,7 +126,9 @@ def demo(
     seed: Annotated[int, Option(metavar="N", help="Seed of the random choices; timing differs from run to run.")] = 0,
     seconds: Annotated[
         float,
-        Option(min=1, metavar="S", help="Duration of the sale; up to ten times that, until each crash hit 20 times."),
+        Option(
+            min=1, metavar="TIME", help="Duration of the sale; up to ten times that, until each crash hit 20 times."
+        ),
     ] = 20.0,
     database: Annotated[
         str | None, Option(metavar="URL", help="SQLAlchemy URL of a PostgreSQL database; else SQLite.")

@@ -3,7 +3,7 @@
     def tail(store: Store, lines: Annotated[int, Option("--lines", "-n", min=0, metavar="N", help="...")] = 10) -> None:
 
 A parameter without a default is required, a `bool` is a flag, a list may be repeated, an enumeration is a choice of its
-values. click parses, reports what is wrong with the words, and completes them in a shell.
+values, a `float` a time in seconds. click parses, reports what is wrong with the words, and completes them in a shell.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from click.exceptions import BadParameter as BadParameter
 from click.exceptions import ClickException as ClickException
 from click.exceptions import Exit as Exit
 from click.shell_completion import CompletionItem
+
+from recovery.durations import parse_duration
 
 Verb = Callable[..., Any]
 
@@ -141,17 +143,23 @@ class _Choice(click.Choice):  # type: ignore[type-arg] # not generic before clic
         return self._kind(super().convert(str(value), param, ctx))
 
 
-class _Number(click.types.FloatParamType):
-    """A number that is finite: NaN would pass every comparison."""
+class _Seconds(click.types.FloatParamType):
+    """A time, in seconds or with a unit: 3, 3s, 500ms. NaN is refused: it would pass every comparison."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        number = super().convert(value, param, ctx)
+        try:
+            number = float(value)
+        except ValueError:
+            try:
+                number = parse_duration(value) / 1000
+            except ValueError as error:
+                self.fail(f"{value!r}: {error}", param, ctx)
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number.", param, ctx)
-        return number
+        return super().convert(number, param, ctx)
 
 
-class _NumberBetween(_Number, click.FloatRange):
+class _SecondsBetween(_Seconds, click.FloatRange):
     """The same, between limits."""
 
 
@@ -193,7 +201,9 @@ def _parameter(name: str, hint: Any, default: Any) -> click.Parameter:
     if default is inspect.Parameter.empty:
         attributes["required"] = True
     elif not is_list:
-        attributes["default"] = getattr(default, "value", default)
+        attributes["default"] = (
+            f"{default:g}s" if kind is float and default is not None else getattr(default, "value", default)
+        )
         attributes["required"] = False
     if kind is str and (declared.metavar or "") in _FILES:
         attributes["shell_complete"] = _complete_files
@@ -237,7 +247,7 @@ def _type(kind: Any, low: float | None, high: float | None) -> Any:
         return _Choice(kind)
     is_limited = low is not None or high is not None
     if kind is float:
-        return _NumberBetween(low, high) if is_limited else _Number()
+        return _SecondsBetween(low, high) if is_limited else _Seconds()
     return click.IntRange(_whole(low), _whole(high)) if is_limited else click.types.convert_type(kind)
 
 

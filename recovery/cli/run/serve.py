@@ -48,10 +48,8 @@ AutoCreate = Annotated[
     ),
 ]
 Sql92 = Annotated[bool, Option("--sql92/--no-sql92", help="Whether consumers may select by SQL expressions.")]
-CheckEvery = Annotated[float, Option("--check-every", metavar="S", help="Seconds between rounds of check-back.")]
-CheckAfter = Annotated[
-    float, Option("--check-after", metavar="S", help="Age of a half message that is checked, in seconds.")
-]
+CheckEvery = Annotated[float, Option("--check-every", metavar="TIME", help="Interval of check-back.")]
+CheckAfter = Annotated[float, Option("--check-after", metavar="TIME", help="Age of a half message that is checked.")]
 CheckMax = Annotated[int, Option(metavar="N", help="Checks of one half message, before it is parked.")]
 Metrics = Annotated[
     int | None, Option("--metrics", metavar="PORT", help="Serve /metrics and /healthz on this port of 127.0.0.1.")
@@ -97,7 +95,7 @@ def serve(
     name_servers: Register = None,
     otlp: Otlp = None,
     log: LogOrNone = None,
-    seconds: Annotated[float | None, Option(min=1, metavar="N", help="Stop after N seconds.")] = None,
+    seconds: Annotated[float | None, Option(min=1, metavar="TIME", help="Stop after this time.")] = None,
 ) -> None:
     """Serve a store to RocketMQ clients in any language: a name server and a broker on one port.
 

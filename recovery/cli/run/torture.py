@@ -42,7 +42,7 @@ def torture(
     layout: Annotated[LayoutName, Option(help="The file sizes of the store.")] = LayoutName.DEFAULT,
     engine: Annotated[EngineName, Option(help="The engine of transactions.")] = EngineName.STATE_TABLE,
     sync: Annotated[SyncMode, Option(help="The sync mode that the application opens it with.")] = SyncMode.GROUP,
-    seconds: Annotated[float, Option(min=1, max=86400, metavar="N", help="How long it runs, about.")] = 60,
+    seconds: Annotated[float, Option(min=1, max=86400, metavar="TIME", help="How long it runs, about.")] = 60,
     bytes_max: Annotated[str, Option("--bytes", metavar="SIZE", help="The space that it may take.")] = "512MiB",
     seed: Annotated[int, Option(min=0, metavar="N", help="Of what is random: the same again.")] = 1,
     as_json: AsJson = False,

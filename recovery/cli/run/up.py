@@ -52,7 +52,7 @@ def up(
     serve: Annotated[
         str | None, Option(metavar="HOST:PORT", help="Also serve the store to RocketMQ clients, at this address.")
     ] = None,
-    seconds: Annotated[float | None, Option(min=1, metavar="N", help="Stop after N seconds.")] = None,
+    seconds: Annotated[float | None, Option(min=1, metavar="TIME", help="Stop after this time.")] = None,
 ) -> None:
     """Start Airflow with check-back, recovery, rebuild, verification and retention here, and show their runs.
 
@@ -170,7 +170,7 @@ TOKEN = "CHECKBACK_AIRFLOW_TOKEN"  # noqa: S105 - the name of a variable
 
 def doctor(
     seconds: Annotated[
-        float, Option(min=0, metavar="N", help="How long workers and triggerer may take to look; 0: do not ask.")
+        float, Option(min=0, metavar="TIME", help="How long workers and triggerer may take to look; 0: do not ask.")
     ] = 90.0,
     url: Annotated[str, Option(metavar="URL", help="The API server; by default [api] base_url of Airflow.")] = "",
     as_json: AsJson = False,
