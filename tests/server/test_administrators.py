@@ -83,3 +83,24 @@ def test_a_queue_takes_nothing_more_and_is_read_to_its_end_before_it_goes(
         )
         assert refused.code == Answer.MESSAGE_ILLEGAL
     assert connect(serve()).request(Code.UPDATE_AND_CREATE_TOPIC, topic | {"writeQueueNums": -1}).code != Answer.SUCCESS
+
+
+def test_the_name_of_another_broker_stops_no_sends_here(
+    serve: Serve, connect: Connect, store: broker.LiveStore
+) -> None:
+    """`mqadmin wipeWritePerm -b broker-b` at the server of broker-a: no topic took a message any more."""
+    store.create_topic("orders")
+    client = connect(serve(admin=True))
+
+    def perm() -> int:
+        return int(json_of(client.request(Code.GET_ROUTEINFO_BY_TOPIC, {"topic": "orders"}))["queueDatas"][0]["perm"])
+
+    def count(code: Code, name: str) -> int:
+        (found,) = client.request(code, {"brokerName": name}).ext.values()
+        return int(found)
+
+    assert (count(Code.WIPE_WRITE_PERM_OF_BROKER, "broker-b"), perm()) == (0, 6)
+    assert count(Code.WIPE_WRITE_PERM_OF_BROKER, "broker-a") > 0
+    assert (count(Code.ADD_WRITE_PERM_OF_BROKER, "broker-b"), perm()) == (0, 4)
+    assert count(Code.ADD_WRITE_PERM_OF_BROKER, "broker-a") > 0
+    assert perm() == 6

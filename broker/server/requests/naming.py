@@ -11,6 +11,7 @@ from typing import Any
 from broker.format.config import PERM_INHERIT, PERM_READ, PERM_WRITE, TopicConfig
 from broker.format.topics import AUTO_CREATE_TOPIC, SYSTEM_TOPICS
 from broker.remoting.admin_headers import (
+    BrokerNameRequestHeader,
     ClusterRequestHeader,
     KvConfigRequestHeader,
     NamespaceRequestHeader,
@@ -148,13 +149,19 @@ def get_values(context: ServerContext, request: Request) -> RemotingCommand:
 
 
 def wipe_write_perm(context: ServerContext, request: Request) -> RemotingCommand:
-    context.is_wiped = True
-    return request.answer({"wipeTopicCount": str(len(topic_names(context)))})
+    return request.answer({"wipeTopicCount": _offer_for_writing(context, request, is_wiped=True)})
 
 
 def add_write_perm(context: ServerContext, request: Request) -> RemotingCommand:
-    context.is_wiped = False
-    return request.answer({"addTopicCount": str(len(topic_names(context)))})
+    return request.answer({"addTopicCount": _offer_for_writing(context, request, is_wiped=False)})
+
+
+def _offer_for_writing(context: ServerContext, request: Request, *, is_wiped: bool) -> str:
+    """How many topics that changes: none for the name of another broker. RocketMQ: operateWritePermOfBroker."""
+    if BrokerNameRequestHeader.decode(request.command.ext).broker_name != context.settings.broker_name:
+        return "0"
+    context.is_wiped = is_wiped
+    return str(len(topic_names(context)))
 
 
 def get_name_server_config(context: ServerContext, request: Request) -> RemotingCommand:
