@@ -104,3 +104,18 @@ def test_the_name_of_another_broker_stops_no_sends_here(
     assert (count(Code.ADD_WRITE_PERM_OF_BROKER, "broker-b"), perm()) == (0, 4)
     assert count(Code.ADD_WRITE_PERM_OF_BROKER, "broker-a") > 0
     assert perm() == 6
+
+
+def test_what_all_groups_have_not_read_is_added_up(serve: Serve, connect: Connect, store: broker.LiveStore) -> None:
+    """`mqadmin brokerConsumeStats` and the dashboard said "Diff Total: 0" below the differences."""
+    store.create_topic("orders", queues=1)
+    for _ in range(4):
+        store.append(broker.Message("orders", b"lamp"))
+    client = connect(serve())
+    for group, read in (("billing", 1), ("mail", 3)):
+        made = client.request(Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=b'{"groupName": "%b"}' % group.encode())
+        assert made.code == Answer.SUCCESS
+        place = {"consumerGroup": group, "topic": "orders", "queueId": 0, "commitOffset": read}
+        assert client.request(Code.UPDATE_CONSUMER_OFFSET, place).code == Answer.SUCCESS
+    answer = client.request(Code.GET_BROKER_CONSUME_STATS, {"isOrder": "false"})
+    assert b'"totalDiff":4' in answer.body, answer.body

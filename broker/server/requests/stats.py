@@ -90,10 +90,13 @@ def _lags(context: ServerContext, group: str, topic: str) -> list[tuple[dict[str
 def get_broker_consume_stats(context: ServerContext, request: Request) -> RemotingCommand:
     """Every group, and how far it is in each of its topics."""
     groups = []
+    unread = 0
     for group in sorted(context.groups.all().groups):
-        lags = [(topic, _lags(context, group, topic)) for topic in sorted(_topics_of(context, group))]
-        groups.append({group: [{"consumeTps": 0.0, "offsetTable": ObjectMap(table)} for _, table in lags if table]})
-    return request.answer(body=dumps({"brokerAddr": context.address, "consumeStatsList": groups}))
+        tables = [table for topic in sorted(_topics_of(context, group)) if (table := _lags(context, group, topic))]
+        groups.append({group: [{"consumeTps": 0.0, "offsetTable": ObjectMap(table)} for table in tables]})
+        unread += sum(lag["brokerOffset"] - lag["consumerOffset"] for table in tables for _, lag in table)
+    sums = {"totalDiff": unread, "totalInflightDiff": 0}
+    return request.answer(body=dumps({"brokerAddr": context.address, "consumeStatsList": groups, **sums}))
 
 
 def query_groups_of_topic(context: ServerContext, request: Request) -> RemotingCommand:
