@@ -138,7 +138,7 @@ ROUTES: dict[int, Route] = {
     Code.CLEAN_EXPIRED_CONSUMEQUEUE: Route(stats.nothing_to_do, Lane.LOOP, _MANAGE),
     Code.CLEAN_UNUSED_TOPIC: Route(stats.nothing_to_do, Lane.LOOP, _MANAGE),
     Code.GET_CONSUMER_RUNNING_INFO: Route(relay.to_consumer, Lane.LOOP, _MANAGE),
-    Code.CONSUME_MESSAGE_DIRECTLY: Route(relay.to_consumer, Lane.LOOP, _DANGEROUS),
+    Code.CONSUME_MESSAGE_DIRECTLY: Route(relay.consume_directly, Lane.READ, _DANGEROUS),
 }
 
 

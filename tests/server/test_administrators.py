@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 import broker
 from broker.remoting.codes import RequestCode as Code
 from broker.remoting.codes import ResponseCode as Answer
-from tests.server.conftest import Connect, Serve
-from tests.server.wire_client import json_of
+from tests.server.conftest import LAYOUT, Connect, Serve
+from tests.server.wire_client import json_of, records_of
 
 # Those without which RocketMQ's exporter reads none. RocketMQ: exporter, BrokerRuntimeStats (0.0.3).
 READ_BY_THE_EXPORTER = (
@@ -119,3 +122,38 @@ def test_what_all_groups_have_not_read_is_added_up(serve: Serve, connect: Connec
         assert client.request(Code.UPDATE_CONSUMER_OFFSET, place).code == Answer.SUCCESS
     answer = client.request(Code.GET_BROKER_CONSUME_STATS, {"isOrder": "false"})
     assert b'"totalDiff":4' in answer.body, answer.body
+
+
+def test_a_consumer_runs_the_one_message_that_is_named(serve: Serve, connect: Connect) -> None:
+    """The client got the request without the message, and `mqadmin` and the dashboard its NullPointerException."""
+    server = serve(admin=True)
+    consumer, admin = connect(server, client_id="c1"), connect(server)
+    place = admin.publish("orders", b"lamp", KEYS="k1").ext["msgId"]
+    assert consumer.heartbeat(consumer="billing", topics={"orders": "*"}).code == Answer.SUCCESS
+    who = {"consumerGroup": "billing", "clientId": "c1"}
+    number = admin.send(Code.CONSUME_MESSAGE_DIRECTLY, who | {"msgId": place})
+    asked = consumer.next_asked(Code.CONSUME_MESSAGE_DIRECTLY)
+    (record,) = records_of(asked.body)
+    assert (bytes(record.body), record.property_map["KEYS"]) == (b"lamp", "k1")
+    consumer.socket.sendall(asked.answer(Answer.SUCCESS, None, {}, b'{"consumeResult":"CR_SUCCESS"}').encode())
+    assert json_of(admin.answer(number)) == {"consumeResult": "CR_SUCCESS"}
+
+    nothing = f"{place[:-16]}{int(place[-16:], 16) + 1:016X}"
+    for wrong in ({}, {"msgId": "x"}, {"msgId": nothing}):
+        assert admin.request(Code.CONSUME_MESSAGE_DIRECTLY, who | wrong).code == Answer.SYSTEM_ERROR
+
+
+@pytest.mark.parametrize("engine", ["state-table", "half-op"])
+def test_no_consumer_runs_what_is_undecided_or_not_due(tmp_path: Path, connect: Connect, engine: Any) -> None:
+    with (
+        broker.open(tmp_path / "other", sync="os", layout=LAYOUT, transactions=engine) as store,
+        broker.serve(store, "127.0.0.1:0", admin=True) as server,
+    ):
+        client = connect(server)
+        half = client.publish("orders", b"lamp", sys_flag=4, TRAN_MSG="true", PGROUP="producers")
+        delayed = client.publish("orders", b"lamp", DELAY="5")
+        assert client.heartbeat(consumer="billing", topics={"orders": "*"}).code == Answer.SUCCESS
+        for sent in (half, delayed):
+            who = {"consumerGroup": "billing", "clientId": "c1", "msgId": sent.ext["msgId"]}
+            answer = client.request(Code.CONSUME_MESSAGE_DIRECTLY, who)
+            assert (answer.code, "is not for consumers" in (answer.remark or "")) == (Answer.NO_PERMISSION, True)

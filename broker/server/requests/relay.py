@@ -9,12 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from broker.format import properties as names
+from broker.format.java import decode_message_id
+from broker.format.sysflag import TransactionType
+from broker.format.topics import is_system_topic
 from broker.remoting.admin_headers import ConsumerClientRequestHeader
 from broker.remoting.codes import RequestCode, ResponseCode
 from broker.remoting.command import RemotingCommand
 from broker.remoting.message_headers import ReplyMessageRequestHeader, SendMessageRequestHeader
 from broker.server.clients import Peer
 from broker.server.context import Refused, Request, ServerContext
+from broker.server.requests.records import as_sent, record_at
 
 TIMEOUT_S = 10.0
 _END = "\x02"  # of a property
@@ -31,8 +35,8 @@ class Passed:
     answer: Callable[[RemotingCommand | None], RemotingCommand]
 
 
-def to_consumer(context: ServerContext, request: Request) -> Passed:
-    """GET_CONSUMER_RUNNING_INFO and CONSUME_MESSAGE_DIRECTLY: the client's answer is ours."""
+def to_consumer(context: ServerContext, request: Request, body: bytes = b"") -> Passed:
+    """GET_CONSUMER_RUNNING_INFO: the client's answer is ours."""
     header = ConsumerClientRequestHeader.decode(request.command.ext)
     if header.jstack_enable and not context.settings.admin:
         raise Refused(ResponseCode.NO_PERMISSION, "the stack of a client is shown by a server with --admin only")
@@ -44,7 +48,7 @@ def to_consumer(context: ServerContext, request: Request) -> Passed:
         text = f"The Consumer <{header.consumer_group}> <{header.client_id}> not online"
         raise Refused(ResponseCode.SYSTEM_ERROR, text)
     ext = {name: value for name, value in request.command.ext.items() if name not in ("AccessKey", "Signature")}
-    passed = RemotingCommand(request.command.code, ext=ext, body=request.command.body)
+    passed = RemotingCommand(request.command.code, ext=ext, body=body)
 
     def answer(response: RemotingCommand | None) -> RemotingCommand:
         if response is None:
@@ -53,6 +57,23 @@ def to_consumer(context: ServerContext, request: Request) -> Passed:
         return request.command.answer(response.code, response.remark, response.ext, response.body)
 
     return Passed(request, channels[-1].peer, passed, answer)  # the last that it made: see `Clients.peer_of`
+
+
+def consume_directly(context: ServerContext, request: Request) -> Passed:
+    """CONSUME_MESSAGE_DIRECTLY: the client gets the record of an offset message id, and says how its listener ended.
+
+    What is not for consumers, or not yet, is refused: half, parked and delayed messages.
+    """
+    header = ConsumerClientRequestHeader.decode(request.command.ext)
+    _, commitlog_offset = decode_message_id(header.msg_id or "")
+    record = record_at(context.store, commitlog_offset)
+    raw = None if record is None else context.store.commitlog.raw(commitlog_offset, record.total_size)
+    if record is None or raw is None:
+        raise Refused(ResponseCode.SYSTEM_ERROR, f"no message begins at CommitLog offset {commitlog_offset}")
+    if is_system_topic(record.topic) or record.transaction_type not in (TransactionType.NONE, TransactionType.COMMIT):
+        text = f"the record at CommitLog offset {commitlog_offset} is not for consumers"
+        raise Refused(ResponseCode.NO_PERMISSION, text)
+    return to_consumer(context, request, as_sent(raw))
 
 
 def send_reply(context: ServerContext, request: Request) -> Passed:
