@@ -55,9 +55,9 @@ class StoreAlert(BaseNotifier):
         Airflow fails a task that asks a person when its notifier raises: nobody could approve while the hook is down.
         """
         alert = self.alert(context)
-        self.log.error("%s", alert["text"])
+        self.log.error("%s", alert.get("text", alert))  # a class of a user's own posts what its endpoint wants
         if self.connection and self._is_heard(context, alert) and self.is_of_failure and HAS_DEADLINES:
-            _note_alerted(alert["dag"])
+            _note_alerted(self.facts(context)["dag"])
 
     def _is_heard(self, context: Context, alert: Mapping[str, Any]) -> bool:
         """Post it, unless that was done for the same trouble; whether an alert of it is out."""

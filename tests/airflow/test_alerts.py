@@ -346,6 +346,20 @@ def test_a_failure_that_nobody_heard_of_is_said_at_the_deadline(
     assert len(got) == 4, "the alert was of a run before"
 
 
+@pytest.mark.skipif(not HAS_DEADLINES, reason="this Airflow has no deadlines")
+def test_an_alert_in_another_form(listener: Callable[..., list[dict[str, Any]]], variables: dict[str, Any]) -> None:
+    """A class of a user's own whose alert has no `dag` had a KeyError behind its post, and was said once more later."""
+
+    class Blocks(StoreAlert):
+        def alert(self, context: Any) -> dict[str, Any]:
+            return {"blocks": [self.facts(context)["task"]]}
+
+    got, began = listener("oncall"), datetime.now(UTC)
+    Blocks(store="shop", connection="oncall").notify(context(exception=OSError("down")))
+    missed(began)
+    assert [one.get("blocks") for one in got] == [["no_findings"]]
+
+
 @pytest.mark.skipif(not HAS_APPROVALS, reason="this Airflow has no approvals")
 def test_who_may_answer_and_where_it_is_announced() -> None:
     """By the store's settings; without `approvers` whoever Airflow lets answer."""
