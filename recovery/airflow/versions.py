@@ -4,6 +4,7 @@
 |---|---|---|
 | 3.1 | approvals, a link to the page | an approval is a red task that names the command to run; `checkback page` |
 | 3.2 | deadlines that call a function | no alert for a run that takes too long, or whose failure nobody heard of |
+| 3.2 | a task may read whether a DAG is paused | a recovery that waits in a paused DAG counts as under way |
 | 3.3 | several deadlines | a question that waits is alerted at the one deadline, and not again |
 | 3.3 | retry policies | three retries whatever the error |
 | 3.3 | state of assets and of tasks | a triggerer that starts again reports all again; each failure alerts |
@@ -101,6 +102,11 @@ def deadline(calls: Sequence[tuple[timedelta, dict[str, Any]]], callback: str) -
     queued = DeadlineReference.DAGRUN_QUEUED_AT
     alerts = [DeadlineAlert(queued, within, AsyncCallback(callback, arguments)) for within, arguments in calls]
     return {"deadline": alerts if HAS_SEVERAL_DEADLINES else alerts[0]}
+
+
+def is_paused(ti: Any, dag_id: str) -> bool:
+    """Whether a DAG is paused, by the task instance that is running; False where it cannot say."""
+    return bool(getattr(ti.get_dag(dag_id), "is_paused", False)) if hasattr(ti, "get_dag") else False
 
 
 def check_version() -> None:

@@ -144,17 +144,21 @@ def test_a_crash_that_nobody_recovers_is_red(tmp_path: Path, monkeypatch: pytest
     path, asked = killed_shop(tmp_path / "shop"), list[str]()
     task = StoreDags("shop", path=str(path), resolver=ANSWERS, only=["check_back"])["check_back"].get_task("check_back")
 
-    def run(recovering: int) -> Any:
+    def run(recovering: int, is_paused: bool = False) -> Any:
         def count(dag_id: str, states: list[str]) -> int:
             asked.append(f"{dag_id} {' '.join(states)}")
             return recovering
 
-        return task.execute({**context(), "ti": SimpleNamespace(try_number=1, get_dr_count=count)})
+        dag = SimpleNamespace(is_paused=is_paused)
+        ti = SimpleNamespace(try_number=1, get_dr_count=count, get_dag=lambda _: dag)
+        return task.execute({**context(), "ti": ti})
 
     assert run(1)["did"] == "it crashed, and is recovered first"
     assert asked == ["shop.recover_after_crash queued running"]
     with pytest.raises(AirflowFailException, match=r"no run of shop\.recover_after_crash .* is paused or missing"):
         run(0)
+    with pytest.raises(AirflowFailException, match=r"shop\.recover_after_crash is paused\. Check-back does not serve"):
+        run(1, is_paused=True)  # its run waits until it is unpaused
     keep_rejection(str(path), now_ms=0, rejected_ms=int(time.time() * 1000) + 1000, by="ada", run="r1")
     assert run(0)["did"] == "it crashed, and is recovered first", "a person knows"
 

@@ -10,7 +10,7 @@ from typing import Any
 from airflow.sdk import Context
 
 from recovery.airflow.operators.store import StoreOperator, now_ms
-from recovery.airflow.versions import AirflowFailException
+from recovery.airflow.versions import AirflowFailException, is_paused
 
 _RECOVERY_BEGINS_S, _LOOKS_S = 60.0, 3.0
 
@@ -67,25 +67,29 @@ class CheckBackOperator(StoreOperator):
             text = f"this is attempt {attempt} of the task: the one before was killed, perhaps, for its memory or by a"
             text += " resolver. Check-back does not serve it"
             step = f"If it happens after each recovery, `checkback check-back {quote(path)}` shows what ends it"
-        elif self.recovered_by and not self._is_recovered(context, path):
-            text = f"no run of {self.recovered_by} is under way. Check-back does not serve it"
+        elif self.recovered_by and (why := self._unrecovered(context, path)):
+            text = f"{why}. Check-back does not serve it"
             step = "See whether that DAG is paused or missing, whether the triggerer runs, and how its last run ended"
         else:
             return ""
         return f"{text}. {step}"
 
-    def _is_recovered(self, context: Context, path: str) -> bool:
-        """Whether a recovery is under way, was rejected, or is done: it begins some seconds after the crash."""
+    def _unrecovered(self, context: Context, path: str) -> str:
+        """Why no recovery is under way; empty where one is, was rejected, or is done: it begins seconds after a crash.
+
+        In a DAG that is paused no run begins, and none goes on behind the tasks that are running.
+        """
         from recovery.jobs.recovering import crashed, rejection
 
         deadline = time.monotonic() + _RECOVERY_BEGINS_S
         while crashed(path) and not rejection(path):
-            if context["ti"].get_dr_count(self.recovered_by, states=["queued", "running"]):
-                return True
+            has_runs = context["ti"].get_dr_count(self.recovered_by, states=["queued", "running"]) > 0
+            if has_runs and not is_paused(context["ti"], str(self.recovered_by)):
+                return ""
             if time.monotonic() > deadline:
-                return False
+                return f"{self.recovered_by} is paused" if has_runs else f"no run of {self.recovered_by} is under way"
             time.sleep(_LOOKS_S)
-        return True
+        return ""
 
 
 class ParkedOperator(StoreOperator):
