@@ -21,6 +21,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from broker.database.ledger_identity import DatabaseIdentity, Execute, Observed, difference
@@ -44,10 +45,28 @@ _WAIT_MS = 100
 
 @dataclass(frozen=True, slots=True)
 class NextSteps:
-    """The commands by which a person answers for a ledger."""
+    """The commands by which a person answers for a ledger, with what is known of their words."""
 
-    rebind: str = "checkback ledger rebind STORE --ledger URL --why TEXT"
-    accept: str = "checkback ledger accept STORE --ledger URL --why TEXT"
+    store: str = "STORE"
+    ledger: str = "--ledger URL"
+
+    @property
+    def rebind(self) -> str:
+        return f"checkback ledger rebind {self.store} {self.ledger} --why TEXT"
+
+    @property
+    def accept(self) -> str:
+        return f"checkback ledger accept {self.store} {self.ledger} --why TEXT"
+
+
+class _StepsOfAGroup(NextSteps):
+    @property
+    def rebind(self) -> str:
+        return f"checkback answer NAMESRV --group GROUP {self.ledger} --rebind"
+
+    @property
+    def accept(self) -> str:
+        return f"checkback answer NAMESRV --group GROUP {self.ledger} --accept-lost-rows"
 
 
 Transaction = Callable[[], AbstractContextManager[Execute]]
@@ -214,6 +233,7 @@ class KnownLedgers:
     steps = NextSteps()
 
     def __init__(self, store_path: str, disk: Disk | None = None) -> None:
+        self.steps = NextSteps(quote(store_path))
         self._directory, self._disk = os.path.join(Paths(store_path).own, "ledgers"), disk or Disk()
 
     def all(self) -> list[KnownLedger]:
@@ -284,10 +304,7 @@ class KnownLedgers:
 class RememberedLedgers(KnownLedgers):
     """The same in memory, where no store is there to remember: for a client of a cluster, as long as it lives."""
 
-    steps = NextSteps(
-        "checkback answer NAMESRV --group GROUP --ledger URL --rebind",
-        "checkback answer NAMESRV --group GROUP --ledger URL --accept-lost-rows",
-    )
+    steps = _StepsOfAGroup()
 
     def __init__(self) -> None:
         self._known: dict[str, KnownLedger] = {}

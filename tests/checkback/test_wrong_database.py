@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import pwd
 import re
+import shlex
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -21,6 +22,7 @@ import broker
 from broker.ledger import Ledger
 from recovery.checkback.catalog import Catalog, attempts_of
 from recovery.checkback.ledgers.doctor import examine
+from recovery.checkback.ledgers.proof import named_by
 from recovery.checkback.round import CheckBack
 from recovery.cli.shared import FINDINGS, USAGE, WELL
 from tests.backends.shop import raiser
@@ -318,8 +320,26 @@ def test_the_doctor_says_what_is_wrong_and_what_to_do(
     code, out, _ = run_due("ledger", "doctor", shop.path, "--ledger", shown(wrong))
     assert code == FINDINGS
     assert "not ok identity" in out
-    assert "next: checkback ledger rebind" in out
     assert re.search("not ok known rows: .* lacks 1 of the last 1", out), "it said that all are there, until the rebind"
+    (rebind,) = re.findall("next: checkback (ledger rebind .*) TEXT", out)
+    assert run_due(*shlex.split(rebind), "moved")[0] == WELL, "it names the store and the database, to be copied"
+
+
+_SOCKET = "--ledger 'postgresql+psycopg:///shop?host=%2Frun%2Fpg' --schema eu"
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "words"),
+    [
+        ("sqlite:////srv/my shop.db", {}, "--ledger 'sqlite:////srv/my shop.db'"),
+        ("postgresql+psycopg:///shop?host=/run/pg", {"schema": "eu"}, _SOCKET),
+        ("postgresql+psycopg://shop:secret@db/shop", {"table": "money"}, "--ledger URL --table money"),
+        ("postgresql+psycopg:///shop?password=secret", {}, "--ledger URL"),
+    ],
+)
+def test_a_step_names_the_ledger_and_no_secret(url: str, options: dict[str, str], words: str) -> None:
+    """The advice had `STORE --ledger URL`, and left a schema and the name of a table out."""
+    assert named_by(Ledger(create_engine(url), **options)) == words
 
 
 @pytest.mark.parametrize(("lock", "name"), [("EXCLUSIVE", "database"), ("IMMEDIATE", "round trip")])

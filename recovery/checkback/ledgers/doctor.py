@@ -97,16 +97,18 @@ def _of_binding(facts: LedgerFacts) -> Iterator[LedgerCheck]:
         "binding", known is not None, f"{row.binding_id}, made in {row.identity}; opened {row.opened} times"
     )
     refusal = judge(replace(facts, lacking=(), committed=1, row=_raised(row)))
-    yield LedgerCheck("identity", not refusal, refusal or "the database is the one that was bound", _step(refusal))
+    text = refusal or "the database is the one that was bound"
+    yield LedgerCheck("identity", not refusal, text, _step(facts, refusal))
     if known is not None:
         lost = lacks(facts, row, known)  # of a copy, too: a backup that is put back is one
         text = f"all of the last {facts.committed} known transactions are there" if facts.committed else "none is known"
-        yield LedgerCheck("known rows", not lost, lost or text, _step(lost))
+        yield LedgerCheck("known rows", not lost, lost or text, _step(facts, lost))
 
 
-def _step(refusal: str) -> str:
+def _step(facts: LedgerFacts, refusal: str) -> str:
     """The command that a refusal ends with."""
-    return refusal.rpartition(": ")[2] if "checkback ledger" in refusal else "name the right database" * bool(refusal)
+    commands = [one for one in (facts.steps.rebind, facts.steps.accept) if refusal.endswith(one)]
+    return (commands or ["name the right database"])[0] if refusal else ""
 
 
 def _round_trip(ledger: Ledger, store_id: str, resolver: LedgerResolver) -> LedgerCheck:
@@ -157,7 +159,7 @@ def _of_halves(store: LiveStore, facts: LedgerFacts) -> Iterator[LedgerCheck]:
     text = f"{mine} half messages in doubt name this ledger" + (f"; {others}" if others else "")
     yield LedgerCheck("in doubt", not others, text, "name their databases or schemas, too" if others else "")
     if old:
-        step = "their rows decide; resolve what has none manually: checkback resolve"
+        step = f"their rows decide; resolve manually what has none: checkback pending {quote(store.path)} lists it"
         yield LedgerCheck("without a binding", False, f"{old} half messages in doubt name no binding", step)
     if damaged:
         text = f"half messages in doubt that cannot be read: {len(damaged)}, and no ledger row is removed. {damaged[0]}"
@@ -282,7 +284,7 @@ def _check_nothing_is_orphaned(store: LiveStore, facts: LedgerFacts, target: str
     row = facts.row
     if row is not None and row.binding_id != target and (count := _named_in_doubt(store)[row.binding_id]):
         text = f"{count} half messages in doubt name {row.binding_id}, which {facts.actual} has now"
-        raise TransactionError(f"{text}. Settle them first: checkback check-back")
+        raise TransactionError(f"{text}. Settle them first: checkback check-back {quote(store.path)}")
 
 
 def _check_why(why: str) -> None:

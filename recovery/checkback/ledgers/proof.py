@@ -15,6 +15,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from shlex import quote
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from sqlalchemy import select
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
 _KNOWN_KEYS = 32  # the newest of them: who lacks an older one lacks these, until an application goes on with it
 _SLOTS_LOOKED_AT = 10_000
+_TABLE = "checkback_ledger"
 
 
 class WrongLedger(BrokerError):
@@ -185,6 +187,15 @@ def _moved(facts: LedgerFacts) -> str:
     return f"Name the right database; or, if it was moved there: {facts.steps.rebind}"
 
 
+def named_by(ledger: Ledger) -> str:
+    """The options that name a ledger on the command line. Its URL is shown where it can hold no secret."""
+    url, rows = ledger.engine.url, ledger.rows
+    is_shown = url.password is None and set(url.query) <= {"host", "unix_socket"}
+    options: dict[str, str | None] = {"--ledger": url.render_as_string() if is_shown else "URL"}
+    options |= {"--schema": rows.schema, "--table": rows.name if rows.name != _TABLE else None}
+    return " ".join(f"{name} {quote(value)}" for name, value in options.items() if value)
+
+
 def gather(transaction: Transaction, ledger: Ledger, evidence: Evidence) -> LedgerFacts:
     """Ask the database and the store. Raises what the database raises."""
     with transaction() as execute:
@@ -198,9 +209,8 @@ def gather(transaction: Transaction, ledger: Ledger, evidence: Evidence) -> Ledg
             raise
         has_table = False
     known_ledgers = evidence.known
-    facts = LedgerFacts(
-        evidence.store_id, actual, has_table, read_only, row, None, known_ledgers.all(), steps=known_ledgers.steps
-    )
+    steps = replace(known_ledgers.steps, ledger=named_by(ledger))
+    facts = LedgerFacts(evidence.store_id, actual, has_table, read_only, row, None, known_ledgers.all(), steps=steps)
     if row is None:
         return facts
     known = evidence.known_of(row)
