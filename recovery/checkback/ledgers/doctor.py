@@ -10,9 +10,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from shlex import quote
 from typing import Any
 
@@ -27,10 +28,12 @@ from broker.ledger import COMMITTED, ROLLED_BACK, Ledger, executor
 from broker.live import LiveStore
 from recovery.checkback.ledger_resolver import LedgerResolver, check_file
 from recovery.checkback.ledgers.database_errors import place
+from recovery.checkback.ledgers.lost_halves import halves, lacking
 from recovery.checkback.ledgers.proof import Evidence, LedgerEvidence, LedgerFacts, WrongLedger, gather, judge, lacks
 from recovery.checkback.protocol import Outcome
 
 _GROUP = "checkback-doctor"
+_ROWS = 1_000  # the newest of a ledger
 _BUSY = "run this again when no long transaction holds it"
 _CREATE = (
     "make the tables: ledger.create_all(), with Alembic a migration of ledger.metadata, with Django manage.py migrate "
@@ -79,6 +82,8 @@ def examine(store: LiveStore, ledger: Ledger) -> list[LedgerCheck]:
         return [*lines, LedgerCheck("database", False, str(error), "name the ledger's database")]
     lines.append(LedgerCheck("database", True, f"{facts.actual}, by {place(ledger.engine.url)}"))
     lines += _of_binding(facts)
+    if facts.known is not None:
+        lines.append(_of_rows(lacking(_newest_rows(ledger, evidence.store_id), *halves(store))))
     lines.append(_round_trip(ledger, evidence.store_id, resolver))
     lines += _of_halves(store, facts)
     return lines
@@ -103,6 +108,27 @@ def _of_binding(facts: LedgerFacts) -> Iterator[LedgerCheck]:
         lost = lacks(facts, row, known)  # of a copy, too: a backup that is put back is one
         text = f"all of the last {facts.committed} known transactions are there" if facts.committed else "none is known"
         yield LedgerCheck("known rows", not lost, lost or text, _step(facts, lost))
+
+
+def _newest_rows(ledger: Ledger, store_id: str) -> list[str]:
+    """The keys of the newest committed rows of a store, the newest first."""
+    rows = ledger.rows.c
+    mine = (rows.store_id == store_id) & (rows.state == COMMITTED)
+    newest = select(rows.ledger_key).where(mine).order_by(rows.ledger_key.desc()).limit(_ROWS)
+    with ledger.engine.begin() as connection:
+        return [str(key) for (key,) in connection.execute(newest)]
+
+
+def _of_rows(lost: Sequence[str]) -> LedgerCheck:
+    """Whether what was saved has its messages: `lost` are the keys of rows whose half messages the store never had."""
+    if not lost:
+        return LedgerCheck("half messages", True, "the newest committed rows all have theirs in the store")
+    times = [datetime.fromtimestamp((key_time_ms(key) or 0) / 1000, UTC) for key in (lost[0], lost[-1])]
+    since, until = (one.isoformat(" ", "seconds") for one in times)
+    text = f"{len(lost)} committed rows, of {since} to {until}, have none in the store: it is older than the database,"
+    text += " as a backup that was put back, or a power cut took its last records. What was saved there has no message"
+    step = "send the messages of what the application saved in that time again"
+    return LedgerCheck("half messages", False, text, step)
 
 
 def _step(facts: LedgerFacts, refusal: str) -> str:

@@ -1,0 +1,61 @@
+"""A store that was put back beside a newer database: what was saved in the time between has no message."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from broker.enlisting.ledger_key import new_key
+from recovery.checkback.ledgers import lost_halves as module
+from recovery.checkback.ledgers.doctor import examine
+from recovery.checkback.ledgers.lost_halves import lacking
+from recovery.cli.shared import FINDINGS, WELL
+from tests.checkback.other_databases import shown
+from tests.checkback.shop import Shop
+
+NAME = "half messages"
+
+
+def test_the_doctor_counts_what_was_saved_and_has_no_message(
+    shop: Shop, run_due: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    """Check-back and the doctor said that all is right."""
+    url = shown(shop.ledger.engine.url)
+    shop.buy(1)
+    shop.buy_and_vanish(2)
+    shop.close()
+    shutil.copytree(shop.path, tmp_path / "backup")
+    shop.reopen()
+    assert run_due("ledger", "doctor", shop.path, "--ledger", url)[0] == WELL
+    shop.buy(3)
+    shop.buy(4)
+    shop.close()
+    shutil.rmtree(shop.path)
+    shutil.copytree(tmp_path / "backup", shop.path)
+    shop.reopen()
+    shop.buy(5)
+    code, out, _ = run_due("ledger", "doctor", shop.path, "--ledger", url)
+    assert (code, out.count("not ok")) == (FINDINGS, 1)
+    assert f"not ok {NAME}: 2 committed rows, of " in out
+    assert "next: send the messages of what the application saved in that time again" in out
+
+
+@pytest.mark.parametrize("slots", [10_000, 2])
+def test_what_the_store_removed_is_not_lost(shop: Shop, slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that is older than the oldest half message that is looked at says nothing."""
+    monkeypatch.setattr(module, "_SLOTS", slots)
+    for number in range(5):
+        shop.buy(number)
+    lines = {line.name: line.ok for line in examine(shop.store, shop.ledger)}
+    assert lines[NAME]
+
+
+def test_which_rows_lack_a_half_message() -> None:
+    """Those that are newer than the oldest half message that was seen, and all where every one was."""
+    old, there, lost = new_key(1_000), new_key(2_000), new_key(3_000)
+    assert lacking([lost, there, old], {there}, 1_500) == [lost]
+    assert lacking([lost, there, old], {there}, -1) == [old, lost]
+    assert lacking([lost], set(), 1 << 62) == [], "no half message could be read"
