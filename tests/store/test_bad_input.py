@@ -44,6 +44,9 @@ def test_a_uri() -> None:
     sentence = "^s3://archive/a is a URI, .* Give the path where that file system is mounted$"
     with pytest.raises(broker.NotAStore, match=sentence):
         check_is_store("s3://archive/a", Disk())
+    for read_only in (True, False):  # a program was refused the directory s3: in its current one
+        with pytest.raises(broker.NotAStore, match=sentence):
+            broker.open("s3://archive/a", read_only=read_only)
 
 
 def test_a_file(tmp_path: Path) -> None:

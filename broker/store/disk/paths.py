@@ -6,9 +6,10 @@ RocketMQ: StorePathConfigHelper, BrokerPathConfigHelper (5.3.3; 3.1.4 for `trans
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 
-from broker.errors import BrokerError
+from broker.errors import BrokerError, NotAStore
 from broker.format import redolog
 
 STATE_TABLE, HALF_OP = "state-table", "half-op"  # engines of transactions, see broker.store.engines
@@ -17,6 +18,7 @@ STATE_TABLE, HALF_OP = "state-table", "half-op"  # engines of transactions, see 
 PARTS = ("commitlog", "consumequeue", "index", "checkpoint", "abort", "config", "transaction")
 
 
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _NAME_SIZE_MAX = 255  # bytes of a name of a file or directory, on Linux
 
 
@@ -241,9 +243,20 @@ def path_of_store(path: object) -> str:
     """`given_path`, absolute; symbolic links stay in it.
 
     A store is opened once and used for long: a relative path would mean another directory when the process changes its
-    own. Raises BrokerError also for a relative path in a directory that was deleted.
+    own. Raises BrokerError also for a relative path in a directory that was deleted, NotAStore for a URI.
     """
-    return _absolute(given_path(path)).rstrip(os.sep) or os.sep
+    text = given_path(path)
+    if reason := why_not_a_path(text):
+        raise NotAStore(reason, path=text)
+    return _absolute(text).rstrip(os.sep) or os.sep
+
+
+def why_not_a_path(text: str) -> str:
+    """The sentence for a URI: `s3://a` would be the directory `s3:` in the current one. Empty for a path."""
+    if _URI.match(text) is None:
+        return ""
+    reason = f"{text} is a URI, which is read by `transactions` and by `verify --spark` alone"
+    return f"{reason}. Give the path where that file system is mounted"
 
 
 def _check_encodes(text: str) -> None:

@@ -6,7 +6,7 @@ import os
 
 from broker.errors import NotAStore, StoreError
 from broker.store.disk.files import Disk, Entry
-from broker.store.disk.paths import PARTS, Paths
+from broker.store.disk.paths import PARTS, Paths, why_not_a_path
 from broker.store.read.segments import NAME_DIGITS, is_base
 
 _DLEDGER = "dledger-"  # RocketMQ: DLedgerConfig.getDataStorePath
@@ -61,9 +61,8 @@ def _fault(path: str, disk: Disk) -> str | None:
     if found is None:
         if (fault := _dangling(path)) is not None:
             return fault
-        if "://" in path:
-            text = f"{path} is a URI, which is read by `transactions` and by `verify --spark` alone"
-            return f"{text}. Give the path where that file system is mounted"
+        if reason := why_not_a_path(path):
+            return reason
         text = f"{path}: there is no such directory. {_where_it_ends(path, disk)}"
         return f"{text}. Correct the path, or mount the volume"
     if not found.is_directory:
