@@ -30,7 +30,7 @@ from broker.store.disk.os_errors import FULL, temporary_not_written
 from broker.store.disk.paths import path_of_store
 from broker.store.read.directory import StoreDirectory
 from broker.store.read.segments import NAME_DIGITS, Listing, Segment, SegmentDamage, is_base
-from broker.store.recover.watermark import Watermark, before_recovery, read_watermark
+from broker.store.recover.watermark import Watermark, read_durable, read_watermark
 from recovery.scan.store_files import StoreFiles
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".lz4": "lz4"}
@@ -136,9 +136,7 @@ class StoreLocation:
 
         The next append may put other records into the place of what follows.
         """
-        mark = read_watermark(self.inside, self.disk())
-        if durable:
-            mark = mark.until_durable() if mark is not None else before_recovery(self.inside, self.disk())
+        mark = (read_durable if durable else read_watermark)(self.inside, self.disk())
         return replace(manifest_of(self, self.files(mark)), watermark=None)  # for those who compare derived files
 
 

@@ -10,6 +10,9 @@ import pytest
 
 import broker
 from broker.errors import CorruptStore
+from broker.store import writer
+from broker.store.disk.files import Disk
+from broker.store.recover import watermark
 from broker.store.shared.control import Word
 from broker.store.write import appender, fast_append
 from recovery.scan import scan
@@ -257,9 +260,8 @@ def test_a_stream_ends_where_the_log_is_flushed(tmp_path: Path) -> None:
         assert reader.latestOffset({"commitlog_offset": 0}) == {"commitlog_offset": store.writer.control[Word.TAIL]}
 
 
-def test_a_stream_waits_for_the_recovery_after_a_power_cut(tmp_path: Path) -> None:
-    """It had read behind a page that was not written: the recovery cut there, and what came there was in no batch."""
-    path, control = tmp_path / "store", tmp_path / "store" / "checkback" / "control"
+def _with_power_cut(path: Path) -> tuple[int, int]:
+    """A store after a power cut, with a page that was not written: where it is, and the offset before."""
 
     def work() -> None:
         store = broker.open(path, layout=broker.StoreLayout.small(), sync="os")
@@ -267,15 +269,21 @@ def test_a_stream_waits_for_the_recovery_after_a_power_cut(tmp_path: Path) -> No
             store.append(broker.Message("orders", b"%d" % number * 5000))
 
     in_child(work)
-    page = np.fromfile(control, "<u8")
+    page = np.fromfile(path / "checkback" / "control", "<u8")
     page[Word.BOOT_HIGH] ^= 1
-    page.tofile(control)
+    page.tofile(path / "checkback" / "control")
     (places,) = scan(path, columns=["commitlog_offset"])
     flushed, damaged = places.column(0).to_pylist()[4:6]
     with (path / "commitlog" / f"{0:020}").open("r+b") as segment:
         segment.seek(damaged)
         segment.write(bytes(4096))
+    return flushed, damaged
 
+
+def test_a_stream_waits_for_the_recovery_after_a_power_cut(tmp_path: Path) -> None:
+    """It had read behind a page that was not written: the recovery cut there, and what came there was in no batch."""
+    path = tmp_path / "store"
+    flushed, damaged = _with_power_cut(path)
     reader = FollowingReader(settings_of({"path": str(path), "onCorrupt": "fail"}), ["body"])
 
     def read(start: dict[str, int], end: dict[str, int]) -> list[bytes]:
@@ -292,3 +300,46 @@ def test_a_stream_waits_for_the_recovery_after_a_power_cut(tmp_path: Path) -> No
         assert store.append(broker.Message("orders", b"new")).commitlog_offset == damaged
         store.sync_now()
     assert read(before, reader.latestOffset(before))[-1] == b"n"
+
+
+def test_a_stream_waits_while_a_store_is_recovered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the lock to the last step: the stream took the store for one that a broker has, which has no mark."""
+    path, seen = tmp_path / "store", list[int]()
+    _, damaged = _with_power_cut(path)
+    reader = FollowingReader(settings_of({"path": str(path)}), ["body"])
+
+    def look(*_: object) -> None:
+        seen.append(reader.latestOffset({"commitlog_offset": 0})["commitlog_offset"])
+
+    monkeypatch.setattr(writer, "survey", _after(look, writer.survey))
+    held = writer.open_writer(str(path), Disk(), progress=look)
+    look()
+    held.close()
+    assert len(seen) >= 3
+    assert max(seen) <= damaged
+
+
+def test_a_stream_meets_the_end_of_a_recovery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between its two looks at the page: it read what was not flushed yet."""
+    path = tmp_path / "store"
+    _with_power_cut(path)
+    reader = FollowingReader(settings_of({"path": str(path)}), ["body"])
+    opened = list[broker.LiveStore]()
+
+    def recover(*_: object) -> None:
+        if not opened:
+            opened.append(broker.open(path, sync="os"))
+            opened[0].append(broker.Message("orders", b"not flushed"))
+
+    monkeypatch.setattr(watermark, "before_recovery", _after(recover, watermark.before_recovery))
+    latest = reader.latestOffset({"commitlog_offset": 0})["commitlog_offset"]
+    assert latest <= opened[0].writer.control[Word.DURABLE]
+    opened[0].close()
+
+
+def _after(first: Any, then: Any) -> Any:
+    def both(*arguments: Any, **options: Any) -> Any:
+        first()
+        return then(*arguments, **options)
+
+    return both

@@ -30,7 +30,7 @@ from broker.store.read.layout import StoreFile, read_store_file
 from broker.store.read.log_reader import LogReader
 from broker.store.recover.tail import is_continued
 from broker.store.shared.checkpoint_file import read_point
-from broker.store.shared.control import MAGIC, PAGE_SIZE, VERSION, Word, boot_words, two_words
+from broker.store.shared.control import MAGIC, PAGE_SIZE, VERSION, Word, boot_words, lock_written_ns, two_words
 from broker.store.shared.queue_offsets import read_cells
 
 _TRIES, _PAUSE_S = 40, 0.005  # for how long an exchange of directories is waited for
@@ -179,11 +179,12 @@ def _of_copy(page: _Page, disk: Disk, paths: Paths) -> Watermark | None:
 def before_recovery(path: str, disk: Disk) -> Watermark | None:
     """Up to where recovery keeps the log of a store that the machine went down with; None for any other store.
 
-    Behind the last checkpoint it cuts the log at a page that was not written, though later ones may have been.
+    Behind the last checkpoint it cuts the log at a page that was not written, though later ones may have been. Also
+    while it recovers: it trusts the page at its last step.
     """
     paths = Paths(path)
     known = _identity(disk, paths)
-    if known is None or disk.entry(paths.abort) is None or _is_in_use(disk, paths):
+    if known is None or disk.entry(paths.abort) is None or _is_of_broker(disk, paths):
         return None
     page = _page(disk, paths, known)
     if page is not None and (page.is_of_boot(disk) or not page.is_in_place()):
@@ -191,6 +192,13 @@ def before_recovery(path: str, disk: Disk) -> Watermark | None:
     point = read_point(disk, paths)
     end = point.commitlog_offset if point is not None else 0
     return Watermark(end, known.layout.segment_bytes, 0, end, end)
+
+
+def read_durable(path: str, disk: Disk) -> Watermark | None:
+    """Up to where no power cut and no recovery takes back what the log of ours holds; None for any other store."""
+    mark = read_watermark(path, disk) or before_recovery(path, disk)
+    mark = mark or read_watermark(path, disk)  # it was recovered between the two
+    return mark.until_durable() if mark is not None else None
 
 
 def durable_in_this_boot(path: str, disk: Disk) -> int:
@@ -269,6 +277,18 @@ def _last_opened(disk: Disk, paths: Paths) -> tuple[int, int]:
     """What distinguishes two openings of a store: a process that opens it alone writes the file abort again."""
     entry = disk.entry(paths.abort)
     return (entry.inode, entry.changed_ns) if entry is not None else (0, 0)
+
+
+def _is_of_broker(disk: Disk, paths: Paths) -> bool:
+    """Whether a broker has the store open: when it starts it writes to the lock, which no process of ours does."""
+    if not _is_in_use(disk, paths):
+        return False
+    try:
+        raw = memoryview(disk.read(paths.control))
+    except Missing:
+        return True
+    written = raw.cast("Q")[Word.LOCK_NS] if len(raw) == PAGE_SIZE else 0
+    return written not in (0, lock_written_ns(disk, paths))  # 0: a new page, which a recovery fills
 
 
 def _is_in_use(disk: Disk, paths: Paths) -> bool:
