@@ -16,7 +16,8 @@ from broker.format import commitlog, properties
 from broker.format.commitlog import BODY_AT, MAGIC_V1, MAGIC_V2, Record, decode, encode, head_dtype, make_record
 from broker.format.java import Host
 from broker.format.record import body
-from broker.format.sysflag import BORN_IPV6, Compression, TransactionType, with_compression
+from broker.format.record.innerbatch import InnerHead, InnerTail, inner_records
+from broker.format.sysflag import BORN_IPV6, INNER_BATCH, Compression, TransactionType, with_compression
 from tests.format.strategies import records
 
 LOOPBACK = b"\x7f\0\0\1"
@@ -168,6 +169,20 @@ def test_an_old_zlib_body_and_an_empty_one() -> None:
     assert replace(a_record(stored=b""), sys_flag=1).plain_body == b""
     with pytest.raises(CorruptRecord, match="compression type 5 is unknown"):
         _ = replace(a_record(), sys_flag=0x501).plain_body
+
+
+@pytest.mark.parametrize(
+    ("base", "first"),
+    [("40", 40), ("\u00b2", 7), ("", 7), ("-1", 7), ("9" * 5000, 7)],
+    ids=["a number", "superscript", "none", "negative", "long"],
+)
+def test_a_batch_whose_numbers_are_none_begins_where_its_record_does(base: str, first: int) -> None:
+    """A superscript two is a digit to str.isdigit, and not to int: a client may state any text."""
+    inner = InnerHead(23, 0, 0, 0, 1).pack() + b"a" + InnerTail(0).pack()
+    numbers = {properties.INNER_BASE: base, properties.INNER_NUM: "2"}
+    text = properties.encode({name: value for name, value in numbers.items() if value})
+    batch = replace(a_record(stored=inner * 2), properties=text, sys_flag=INNER_BATCH, queue_offset=7)
+    assert [(one.queue_offset, one.body) for one in inner_records(batch)] == [(first, b"a"), (first + 1, b"a")]
 
 
 def test_every_flipped_bit_of_a_record_with_crc_is_found() -> None:

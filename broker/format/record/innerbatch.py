@@ -33,19 +33,10 @@ class InnerTail(Layout, size=2):
     properties_size: i16  # of the properties that follow, in bytes
 
 
-def inner_span(record: Record) -> tuple[int, int]:
-    """(queue offset of the first message, how many): (its own, 1) for a record that holds no batch."""
-    base, count = (record.property_map.get(name, "") for name in (names.INNER_BASE, names.INNER_NUM))
-    if not (record.sys_flag & INNER_BATCH and base.isdigit() and count.isdigit()):
-        return record.queue_offset, 1
-    return int(base), int(count)
-
-
 def inner_records(record: Record) -> Iterator[Record]:
     """The messages of a batch, each as a record with its own queue offset. Raises CorruptRecord."""
     raw, at = record.plain_body, 0
-    base, _ = inner_span(record)
-    number = 0
+    number, first = 0, _first_queue_offset(record)
     while at < len(raw):
         head = InnerHead.unpack_from(raw, at)
         end = at + InnerHead.SIZE + head.body_size
@@ -58,7 +49,13 @@ def inner_records(record: Record) -> Iterator[Record]:
         body = raw[at + InnerHead.SIZE : end]
         text = raw[end + InnerTail.SIZE : stop]
         yield replace(
-            record, body=body, properties=text, flag=head.flag, queue_offset=base + number,
+            record, body=body, properties=text, flag=head.flag, queue_offset=first + number,
             sys_flag=record.sys_flag & ~(COMPRESSED | INNER_BATCH),
         )  # fmt: skip
         at, number = stop, number + 1
+
+
+def _first_queue_offset(record: Record) -> int:
+    """That of a batch's first message: the record's own where its two numbers are not there, or are none."""
+    base, count = (names.decimal(record.property_map.get(name, "")) for name in (names.INNER_BASE, names.INNER_NUM))
+    return record.queue_offset if base is None or count is None else base
