@@ -23,8 +23,9 @@ from recovery.findings import Finding, Findings
 from recovery.scan.kinds import Kinds
 from recovery.scan.records import Records
 from recovery.scan.store_files import StoreFiles
-from recovery.scan.strings import StringViews, java_hashes
-from recovery.scan.units import Interval, IntervalSet, Ints, Rows, UnitFile
+from recovery.scan.strings import java_hashes
+from recovery.scan.units import Interval, IntervalSet, Rows, UnitFile
+from recovery.transactions.events import numbers_in
 from recovery.verify.comparison import FinishContext
 
 BATCH_UNIT = np.dtype(BatchUnit.DTYPE)
@@ -32,7 +33,6 @@ _EXPECTED = np.dtype([(name, kind.replace(">", "")) for name, kind in BatchUnit.
 _COMPARED = ("commitlog_offset", "size", "tags_code", "store_timestamp_ms", "queue_offset", "count")
 _SLACK = 16  # units read beyond those of a run, for entries that a recovery wrote twice
 _AT_ONCE = 1 << 16
-_LONGEST_NUMBER = 18
 
 BatchQueueName = tuple[str, int]
 
@@ -60,7 +60,7 @@ def batch_runs(records: Records, kinds: Kinds, topics: frozenset[str]) -> Iterat
     units["commitlog_offset"], units["size"] = part.offsets, part.sizes
     units["tags_code"] = java_hashes(part.values(names.TAGS))
     units["store_timestamp_ms"] = part.field("store_timestamp_ms")
-    base, count = _numbers(part.values(names.INNER_BASE)), _numbers(part.values(names.INNER_NUM))
+    base, count = (numbers_in(part.values(name), missing=-1) for name in (names.INNER_BASE, names.INNER_NUM))
     is_batch = (base >= 0) & (count >= 0)
     units["queue_offset"] = np.where(is_batch, base, part.field("queue_offset"))
     units["count"] = np.where(is_batch, count, 1)
@@ -71,13 +71,6 @@ def batch_runs(records: Records, kinds: Kinds, topics: frozenset[str]) -> Iterat
     for run in np.split(order, np.flatnonzero(np.diff(group[order])) + 1):
         topic = kinds.topics[kinds.codes[which[run[0]]]].decode("utf-8", "replace")
         yield BatchRun(topic, int(queue_ids[run[0]]), units[run])
-
-
-def _numbers(values: StringViews) -> Ints:
-    """Decimal numbers in properties; -1 for anything else."""
-    codes, distinct = values.codes()
-    read = [int(text) if text.isdigit() and len(text) <= _LONGEST_NUMBER else -1 for text in distinct]
-    return np.array(read, np.int64)[codes] if len(codes) else np.zeros(0, np.int64)
 
 
 @dataclass
