@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from broker.transaction.events import EventKind, Generation, TransactionState
 from recovery.pipeline.store_location import filesystem_of
 from recovery.scan.spill import pick
+from recovery.scan.strings import utf8
 from recovery.scan.units import Ints
 from recovery.transactions.events import OF_ROCKSDB, Names, Rows
 from recovery.transactions.outcomes import STATE_NAMES, Outcomes
@@ -137,12 +138,4 @@ def _strings(strings: pa.Table, commitlog_offsets: Ints, name: str) -> pa.Array:
     if not len(held):
         return pa.nulls(len(commitlog_offsets), pa.string())
     taken = column.take(pa.array(inside, mask=~there))
-    return _text(taken)
-
-
-def _text(values: pa.Array) -> pa.Array:
-    try:
-        return values.cast(pa.string())
-    except pa.ArrowInvalid:
-        texts = [None if value is None else value.decode("utf-8", "replace") for value in values.to_pylist()]
-        return pa.array(texts, pa.string())
+    return utf8(taken)

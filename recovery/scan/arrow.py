@@ -29,7 +29,7 @@ from recovery.scan.native.columns import Wants
 from recovery.scan.records import Bytes, Records
 from recovery.scan.scanner import Scan, is_doubtful
 from recovery.scan.store_files import StoreFiles
-from recovery.scan.strings import StringColumn
+from recovery.scan.strings import StringColumn, utf8
 
 _KINDS = [kind.name.lower() for kind in EventKind]
 
@@ -40,16 +40,7 @@ def _number(name: str, kind: pa.DataType) -> Callable[[Records], pa.Array]:
 
 
 def _text(name: str) -> Callable[[Records], pa.Array]:
-    return lambda records: _utf8(records.property(name))
-
-
-def _utf8(values: pa.Array) -> pa.Array:
-    """Binary as text; what is not UTF-8 gets replacement characters, as in Java."""
-    try:
-        return values.cast(pa.string())
-    except pa.ArrowInvalid:
-        texts = [None if value is None else value.decode("utf-8", "replace") for value in values.to_pylist()]
-        return pa.array(texts, pa.string())
+    return lambda records: utf8(records.property(name))
 
 
 def _host(side: str, flag: int) -> Callable[[Records], pa.Array]:
@@ -92,7 +83,7 @@ def _properties(records: Records) -> pa.Array:
     kept = np.sort(len(rows) - 1 - last)
     offsets = np.searchsorted(rows[kept], np.arange(len(records) + 1))
     taken = pa.array(kept)
-    keys, items = _utf8(item_names.take(taken)), _utf8(values.take(taken))
+    keys, items = utf8(item_names.take(taken)), utf8(values.take(taken))
     return pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), keys, items)
 
 
@@ -105,7 +96,7 @@ COLUMNS: dict[str, tuple[pa.DataType, str, Callable[[Records], pa.Array]]] = {
         "1, or 2 where the topic is long",
         lambda records: pa.array(np.where(records.field("magic") == MAGIC_V2, 2, 1).astype(np.int8)),
     ),
-    "topic": (pa.string(), "the record's own topic", lambda records: _utf8(records.topics.array)),
+    "topic": (pa.string(), "the record's own topic", lambda records: utf8(records.topics.array)),
     "queue_id": (pa.int32(), "", _number("queue_id", pa.int32())),
     "queue_offset": (
         pa.int64(),

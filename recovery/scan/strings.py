@@ -369,3 +369,12 @@ def _joined(
     powers = np.ones(int(units.max(initial=0)) + 1, np.uint32)
     np.multiply.accumulate(np.concatenate(([1], np.full(len(powers) - 1, 31))).astype(np.uint32), out=powers)
     return (prefixes.view(np.uint32) * powers[units] + hashes).view(np.int32)
+
+
+def utf8(values: pa.Array) -> pa.Array:
+    """Binary as text; what is not UTF-8 gets replacement characters, as in Java."""
+    try:
+        return values.cast(pa.string())
+    except pa.ArrowInvalid:
+        texts = [None if value is None else value.decode("utf-8", "replace") for value in values.to_pylist()]
+        return pa.array(texts, pa.string())
