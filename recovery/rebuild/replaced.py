@@ -99,7 +99,7 @@ def begin(
     check_exchangeable(paths, [live for _, live, _ in parts])
     made = Replacement(name, command, who(), BEGUN, list(reasons[:_REASONS_LISTED]), [], {}, words or {}, tail)
     made.parts = [
-        Part(part, os.path.relpath(live, paths.store), inode_of(disk, live), disk.inode(built))
+        Part(part, os.path.relpath(live, paths.store), disk.inode_if_any(live), disk.inode(built))
         for part, live, built in parts
     ]
     if files:
@@ -131,7 +131,7 @@ def begin_take_over(disk: Disk, paths: Paths, *, name: str, command: str, reason
     lives = [live for live in (paths.consumequeue, paths.index, paths.transaction) if disk.entry(live) is not None]
     check_exchangeable(paths, lives)
     made = Replacement(name, command, who(), TAKING_OVER, [reason], [], {})
-    made.parts = [Part(os.path.basename(live), os.path.basename(live), inode_of(disk, live), 0) for live in lives]
+    made.parts = [Part(os.path.basename(live), os.path.basename(live), disk.inode_if_any(live), 0) for live in lives]
     disk.create_directory(made.directory(paths))
     write(disk, paths, made)
     _keep_files(disk, paths, made, ("checkpoint", "abort"))
@@ -152,7 +152,7 @@ def finish_take_over(disk: Disk, paths: Paths) -> None:
 
 
 def _is_moved(disk: Disk, paths: Paths, made: Replacement) -> bool:
-    return all(inode_of(disk, made.kept(paths, part)) == part.old_inode for part in made.parts)
+    return all(disk.inode_if_any(made.kept(paths, part)) == part.old_inode for part in made.parts)
 
 
 def check_exchangeable(paths: Paths, directories: Sequence[str]) -> None:
@@ -282,7 +282,7 @@ def remove_unused(disk: Disk, paths: Paths) -> None:
     Call alone, or under the append lock, with no exchange pending.
     """
     for made in replacements(disk, paths):
-        still_built = [inode_of(disk, made.kept(paths, part)) in (0, part.built_inode) for part in made.parts]
+        still_built = [disk.inode_if_any(made.kept(paths, part)) in (0, part.built_inode) for part in made.parts]
         is_begun = made.state == BEGUN or (made.state == TAKING_OVER and disk.entry(paths.store_json) is None)
         if is_begun and all(still_built) and not any(_is_built_live(disk, paths, made)):
             disk.remove_tree(made.directory(paths))
@@ -290,7 +290,7 @@ def remove_unused(disk: Disk, paths: Paths) -> None:
 
 def _is_built_live(disk: Disk, paths: Paths, made: Replacement) -> Iterator[bool]:
     for part in made.parts:
-        yield inode_of(disk, os.path.join(paths.store, part.live)) == part.built_inode
+        yield disk.inode_if_any(os.path.join(paths.store, part.live)) == part.built_inode
 
 
 def forget(disk: Disk, paths: Paths, which: str | None = None) -> tuple[list[str], int]:
@@ -321,12 +321,6 @@ def unknown(paths: Paths, which: str) -> StoreError:
 def sizes_below(disk: Disk, directory: str) -> set[int]:
     """The sizes of all files below a directory."""
     return {entry.size for entry in _files_below(disk, directory)}
-
-
-def inode_of(disk: Disk, path: str) -> int:
-    """The inode of what stands at a path; 0 when nothing does."""
-    entry = disk.entry(path)
-    return entry.inode if entry is not None else 0
 
 
 def _files_below(disk: Disk, directory: str) -> Iterator[Entry]:

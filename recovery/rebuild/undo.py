@@ -147,7 +147,7 @@ def _is_back(disk: Disk, paths: Paths, made: Replacement) -> bool:
     """Whether the exchange was done already, by an undo that was killed afterwards."""
     lives = [os.path.join(paths.store, part.live) for part in made.parts]
     old = [part.old_inode for part in made.parts]
-    return bool(made.parts) and [replaced.inode_of(disk, live) for live in lives] == old
+    return bool(made.parts) and [disk.inode_if_any(live) for live in lives] == old
 
 
 def _check_unchanged(disk: Disk, paths: Paths, made: Replacement) -> None:

@@ -130,6 +130,11 @@ class Disk(Calls):
             raise Missing(f"{path}: there is no such file or directory", path=path)
         return entry.inode
 
+    def inode_if_any(self, path: str) -> int:
+        """The same; 0 when nothing is there."""
+        entry = self.entry(path)
+        return entry.inode if entry is not None else 0
+
     # The machine
 
     def free_bytes(self, path: str) -> int:

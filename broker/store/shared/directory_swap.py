@@ -52,18 +52,13 @@ def begin_swap(
     exchanges = [
         asdict(
             DirectoryExchange(
-                os.path.relpath(live, paths.store), os.path.relpath(built, paths.store), _inode(disk, built)
+                os.path.relpath(live, paths.store), os.path.relpath(built, paths.store), disk.inode_if_any(built)
             )
         )
         for live, built in directories
     ]
     content = {"exchanges": exchanges, "words": words or {}, "is_take_over": is_take_over}
     disk.write_file(paths.swap, seal(json.dumps(content).encode()))
-
-
-def _inode(disk: Disk, path: str) -> int:
-    entry = disk.entry(path)
-    return entry.inode if entry is not None else 0
 
 
 def _journal(disk: Disk, paths: Paths) -> tuple[list[DirectoryExchange], dict[str, int]]:
@@ -93,7 +88,7 @@ def finish_swap(disk: Disk, paths: Paths, control: ControlPage | None = None) ->
     exchanges, words = _journal(disk, paths)
     for exchange in exchanges:
         live, built = os.path.join(paths.store, exchange.live), os.path.join(paths.store, exchange.built)
-        if _inode(disk, live) != exchange.inode:
+        if disk.inode_if_any(live) != exchange.inode:
             _put_in_place(disk, live, built, goes=exchange.inode == 0)
         if disk.entry(f"{built}.old") is not None:
             disk.rename(f"{built}.old", built)
