@@ -30,7 +30,7 @@ _SHOWN_APART = ("what", "commitlog_offset", "stored_ms")
 def records_of(store: broker.Store, identifier: str) -> list[Record]:
     """All records that an identifier means, in log order; none where nothing is found."""
     if (commitlog_offset := names.decimal(identifier, 19)) is not None:
-        record = _record_at(store, commitlog_offset)
+        record = sound_record(store, commitlog_offset)
         return [record] if record is not None else []
     record = _by_message_id(store, identifier)
     return [record] if record is not None else by_unique_key(store, identifier)
@@ -41,7 +41,8 @@ def by_unique_key(store: broker.Store, unique_key: str) -> list[Record]:
     return with_unique_key(store, unique_key, (HALF_TOPIC, PARK_TOPIC, *store.topics()))
 
 
-def _record_at(store: broker.Store, commitlog_offset: int) -> Record | None:
+def sound_record(store: broker.Store, commitlog_offset: int) -> Record | None:
+    """The record at a CommitLog offset; None where none begins, and where it is damaged."""
     with contextlib.suppress(broker.CorruptRecord, broker.CorruptStore):
         return store.record(commitlog_offset)
     return None
@@ -54,7 +55,7 @@ def _by_message_id(store: broker.Store, identifier: str) -> Record | None:
         return None
     if not store.begin_offset <= offset < store.end_offset:
         return None
-    record = _record_at(store, offset)
+    record = sound_record(store, offset)
     return record if record is not None and record.store_host == host else None
 
 
@@ -68,7 +69,7 @@ def trace(path: str, identifier: str) -> dict[str, Any]:
         half = next((offset for record in found if (offset := _half_of(record)) is not None), None)
         if half is None:
             return {"path": path, "id": identifier, "half_offset": None, "steps": [], "text": _other(found)}
-        record = _record_at(store, half)
+        record = sound_record(store, half)
         unique_key = record.property_map.get(names.UNIQ_KEY, "") if record is not None else ""
         again = by_unique_key(store, unique_key) if unique_key else []
         retried = [one for one in again if one.topic.startswith((RETRY_PREFIX, DLQ_PREFIX))]

@@ -35,6 +35,7 @@ from broker.store.disk.files import Disk, Entry
 from broker.store.read.directory import StoreDirectory
 from broker.store.read.kinds.rocksdb import is_rocksdb, open_rocksdb
 from broker.store.read.kinds.timers import Timers, read_timers
+from recovery.views.lookup import sound_record
 
 _CHECKPOINT, _ACKNOWLEDGED, _SEVERAL = "ck", "ack", "bAck"
 _KEY_VALUE_SERVICE, _POPPED = "kvStore", "popState"  # a RocksDB, and its column family
@@ -238,7 +239,7 @@ def _timed_records(store: broker.Store) -> Iterator[tuple[bool, Record]]:
         return
     recalled = _recalled(store, wheel)
     for entry in wheel.waiting():
-        record = None if entry.takes_back else _record(store, entry.commitlog_offset)
+        record = None if entry.takes_back else sound_record(store, entry.commitlog_offset)
         if record is not None and not recalled & _recall_keys(record):
             yield entry.is_rolled, record
     for record in _from_queue(store, TIMER_TOPIC, _QUEUE, wheel.check.queue_offset):
@@ -248,7 +249,7 @@ def _timed_records(store: broker.Store) -> Iterator[tuple[bool, Record]]:
 
 def _recalled(store: broker.Store, wheel: Timers) -> set[str]:
     """What the records name that take a message back. RocketMQ: RecallMessageProcessor (5.4.0)."""
-    entries = (_record(store, entry.commitlog_offset) for entry in wheel.waiting() if entry.takes_back)
+    entries = (sound_record(store, entry.commitlog_offset) for entry in wheel.waiting() if entry.takes_back)
     behind = _from_queue(store, TIMER_TOPIC, _QUEUE, wheel.check.queue_offset)
     said = (record.property_map.get(names.TIMER_DEL_UNIQKEY) for record in (*entries, *behind) if record is not None)
     return {key for key in said if key}
@@ -264,15 +265,9 @@ def _from_queue(store: broker.Store, topic: str, queue_id: int, first: int) -> I
     low, end = store.queue_range(topic, queue_id)
     for queue_offset in range(max(first, low), end):
         message = store.message(topic, queue_id, queue_offset)
-        record = _record(store, message.commitlog_offset) if message is not None else None
+        record = sound_record(store, message.commitlog_offset) if message is not None else None
         if record is not None:
             yield record
-
-
-def _record(store: broker.Store, commitlog_offset: int) -> Record | None:
-    with contextlib.suppress(broker.CorruptRecord, broker.CorruptStore):
-        return store.record(commitlog_offset)
-    return None
 
 
 def _real_topic(record: Record) -> str:
