@@ -117,14 +117,6 @@ class Story:
         )
 
 
-@dataclass
-class _Written:
-    """What the derived files need to know of the log, a column at a time."""
-
-    offsets: list[np.ndarray[Any, Any]]
-    numbers: list[np.ndarray[Any, Any]]  # of the period
-
-
 class StoreWriter:
     """Writes the log a block of periods at a time, then everything derived from it."""
 
