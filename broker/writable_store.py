@@ -169,7 +169,7 @@ class WritableStore(Store):
         now_ms = time.time_ns() // 1_000_000
         if type(message) is not Message or not self._admission.takes_plain(message.topic, queue_id, now_ms):
             return None
-        if extra and not NOT_PLAIN.isdisjoint(extra):
+        if names.SHARDING_KEY in message.properties or (extra and not NOT_PLAIN.isdisjoint(extra)):
             return None
         if origin is not None and origin.sys_flag & ~KEPT_FLAGS:
             return None

@@ -213,15 +213,16 @@ def test_a_topic_that_was_not_declared_takes_every_message(tmp_path: Path) -> No
             store.append(plain, extra_properties=delayed)
             store.transactions.rollback(store.transactions.prepare(plain, "shop"))
             store.create_topic("orders", message_type="MIXED", queues=6)
-        topic = store.topic("orders")
-        assert topic is not None
+        assert (topic := store.topic("orders")) is not None
         assert (topic.write_queue_count, topic.perm) == (6, 6)
         store.create_topic("plain", message_type="NORMAL")
         plain = broker.Message("plain", b"1")
+        store.append(plain)
         with pytest.raises(broker.MessageRejected, match="takes NORMAL messages, and this is a TRANSACTION one"):
             store.transactions.prepare(plain, "shop")
-        with pytest.raises(broker.MessageRejected, match="this is a FIFO one"):
-            store.append(plain, extra_properties=ordered)
+        for message, extra in ((plain, ordered), (broker.Message("plain", b"1", properties=ordered), {"A": "b"})):
+            with pytest.raises(broker.MessageRejected, match="this is a FIFO one"):
+                store.append(message, extra_properties=extra)
         with pytest.raises(broker.MessageRejected, match="this is a DELAY one"):
             store.append(plain, extra_properties=delayed)
         store.create_topic("half", message_type="TRANSACTION")

@@ -35,7 +35,7 @@ def test_no_argument_crashes_the_interpreter(tmp_path: Path, seed: int) -> None:
     assert done.returncode == 0, done.stderr[-4000:]
     made = ast.literal_eval(done.stdout)
     names = [
-        "append", "end", "prepare", "draft", "index_codes", "message", "crc32", "sent_records", "request_message",
-        "request_end", "flush_begin",
+        "append", "send", "end", "prepare", "draft", "index_codes", "message", "crc32", "sent_records",
+        "request_message", "request_end", "flush_begin",
     ]  # fmt: skip
     assert min(made[f"{name} did"] for name in names) > 50, made
