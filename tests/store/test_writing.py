@@ -22,7 +22,7 @@ from broker.format.sysflag import TransactionType
 from broker.store.disk.files import Disk
 from broker.store.shared.control import Word
 from broker.store.write import fast_append, mapped
-from broker.store.write.mapped import OpenMaps, UnitQueue
+from broker.store.write.mapped import NewNames, OpenMaps, UnitQueue
 from broker.store.write.pending_record import draft, end_draft, index_code, index_codes, index_codes_of_both
 from broker.store.writer import open_writer
 from recovery.transactions.in_doubt import Pending
@@ -236,7 +236,8 @@ def test_what_killed_processes_left_of_small_files_goes(tmp_path: Path) -> None:
 
 def test_a_queue_file_appears_with_the_unit_of_the_record_that_it_begins_with(tmp_path: Path) -> None:
     """It was begun for another one, whose append failed behind that: as where the log found no room."""
-    queue = UnitQueue(Disk(), str(tmp_path / "orders"), 20 * UNIT_SIZE, str(tmp_path / "begun"), OpenMaps())
+    disk, store = Disk(), str(tmp_path)
+    queue = UnitQueue(disk, f"{store}/orders", 20 * UNIT_SIZE, f"{store}/begun", OpenMaps(), NewNames(disk, store))
     queue.make_ready(0, 700, 90, 1)
     queue.make_ready(0, 700, 120, 2)
     (begun,) = tmp_path.glob("begun-*")

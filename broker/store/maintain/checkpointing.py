@@ -69,6 +69,7 @@ def _flush(parts: StoreParts, captured: OwnCheckpoint) -> None:
     """Have everything on disk that a captured checkpoint speaks of, and the checkpoint beside its place."""
     parts.syncer.wait_durable(captured.commitlog_offset)
     try:
+        parts.dispatcher.new_names.flush()
         _sync_derived(parts, last_checkpoint(parts), captured)
     except SyncFailed:
         parts.poison()

@@ -102,9 +102,11 @@ def _replay(parts: StoreParts, survey: Survey, progress: Progress) -> None:
     if watch is not None:
         replay.after = watch.on_dispatched
     parts.dispatcher.due_of_broker = BrokerDueTimes(parts.disk, parts.paths).due_ms
+    parts.dispatcher.new_names.late = True
     try:
         replay.run(start, end, after)
     finally:
+        parts.dispatcher.new_names.late = False
         parts.dispatcher.due_of_broker = None
     if survey.point is None:
         go_on_at(parts, ends_of_broker(parts.disk, parts.paths, survey.begin))

@@ -28,7 +28,7 @@ from broker.store.shared.directory_swap import finish_swap
 from broker.store.shared.queue_offsets import NextOffsets
 from broker.store.write.engine import TransactionEngine
 from broker.store.write.indexwriter import IndexWriter
-from broker.store.write.mapped import MappedQueue, OpenMaps, UnitQueue
+from broker.store.write.mapped import MappedQueue, NewNames, OpenMaps, UnitQueue
 from broker.store.write.pending_record import PendingRecord
 
 # Plain numbers: an attribute of an enum takes as long as a write to a map.
@@ -63,7 +63,10 @@ class Dispatcher:
         # In a recovery: when a record of the schedule topic is due that another program stored; None: as ours are.
         self.due_of_broker: Callable[[int, int, int, int], int | None] | None = None
         self.table = MappedQueue(disk, engine.table(paths), layout.state_table_bytes)
-        self.redo_log = UnitQueue(disk, paths.redo_log, layout.redo_log_bytes, paths.begun("redolog"), self._open_maps)
+        self.new_names = NewNames(disk, paths.store)
+        self.redo_log = UnitQueue(
+            disk, paths.redo_log, layout.redo_log_bytes, paths.begun("redolog"), self._open_maps, self.new_names
+        )
         self.index = IndexWriter(disk, paths.index, layout.index_slots, layout.index_items, control)
         generation = control.words[_GENERATION]
         self.generation = -1 if generation % 2 else generation  # odd: a swap was killed, `refresh` goes on
@@ -91,7 +94,7 @@ class Dispatcher:
                 raise CorruptStore(text, path=self._paths.consumequeue)
             directory, beside = self._paths.queue(topic, queue_id), self._paths.begun(f"queue-{cell}")
             found = self.queues[cell] = UnitQueue(
-                self._disk, directory, self._layout.consume_queue_bytes, beside, self._open_maps
+                self._disk, directory, self._layout.consume_queue_bytes, beside, self._open_maps, self.new_names
             )
         return found
 
