@@ -35,7 +35,7 @@ from broker.ledger import COMMITTED, ROLLED_BACK, Ledger, executor
 from broker.transaction.service import Half
 from recovery.checkback.ledgers.borrowed import begun, borrowed, limit_waiting
 from recovery.checkback.ledgers.database_errors import answer, place
-from recovery.checkback.ledgers.proof import Evidence, WrongLedger, prove
+from recovery.checkback.ledgers.proof import Evidence, WrongLedger, key_trouble, prove
 from recovery.checkback.protocol import NOTHING_DECIDED, Answer, Outcome, Question
 
 if TYPE_CHECKING:
@@ -168,6 +168,7 @@ class LedgerResolver:
                 binding_id = self._prove(connection)
                 if _binding(half) not in (None, binding_id):
                     return _of_another(_binding(half), binding_id)
+                self._check_key(connection)
                 return self.decide(key, half.producer_group, state, by, connection)
         except (WrongLedger, SQLAlchemyError) as error:
             return self.trouble(error)
@@ -175,6 +176,8 @@ class LedgerResolver:
     def _missing(self, groups: dict[str, str], connection: Connection) -> dict[str, Answer]:
         """A tombstone for each key, while the database answers, and that and locks take a bearable time."""
         found: dict[str, Answer] = {}
+        if groups:
+            self._check_key(connection)
         if self._ledger.dialect == "sqlite":
             for start in range(0, len(groups), _BATCH):
                 chunk = dict(list(groups.items())[start : start + _BATCH])
@@ -186,6 +189,13 @@ class LedgerResolver:
             found[key] = rest or self.decide(key, group, ROLLED_BACK, self._by, connection)
             rest = rest or _for_the_rest(found[key], time.monotonic() - started)
         return found
+
+    def _check_key(self, connection: Connection) -> None:
+        """Raises WrongLedger where a second row of one key would be taken: a tombstone would decide nothing."""
+        with begun(connection):
+            trouble = key_trouble(connection, self._ledger)
+        if trouble:
+            raise WrongLedger(f"{NOTHING_DECIDED}{trouble}")
 
     def _committed(self, connection: Connection, keys: list[str]) -> dict[str, Answer]:
         """The keys that a batch may answer for: those that committed, and no others."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from sqlalchemy import URL, insert, select, text
 
 from broker.ledger import Ledger
 from recovery.checkback.ledgers import proof
-from recovery.cli.shared import USAGE, WELL
+from recovery.cli.shared import FINDINGS, USAGE, WELL
 from tests.checkback.other_databases import shown
 from tests.checkback.shop import Shop
 
@@ -119,3 +120,24 @@ def test_an_application_that_starts_on_a_backup_does_not_make_it_look_right(
     shop.buy(4)
     assert run_due("check-back", shop.path, "--ledger", shown(url))[0] == WELL
     assert (shop.in_doubt(), shop.announced()) == (0, [2, 3, 4])
+
+
+def test_a_table_that_was_put_back_without_its_key_takes_no_tombstone(
+    shop: Shop, run_due: Callable[..., tuple[int, str, str]], url: URL
+) -> None:
+    """The order was rolled back, and saved behind that: its row went in beside the tombstone."""
+    shop.buy_and_vanish(1, saved=False)
+    with shop.ledger.engine.begin() as connection:
+        connection.execute(text("CREATE TABLE dumped AS SELECT * FROM checkback_ledger"))
+        connection.execute(text("DROP TABLE checkback_ledger"))
+        connection.execute(text("ALTER TABLE dumped RENAME TO checkback_ledger"))
+    (half,) = shop.store.transactions.in_doubt()
+    words = ("resolve", shop.path, half.message_id, "--rollback", "--why", "gone", "--ledger", shown(url))
+    for wanted, verb in ((USAGE, ("check-back", shop.path, "--ledger", shown(url))), (FINDINGS, words)):
+        code, out, error = run_due(*verb)
+        assert (code, shop.in_doubt(), "has no primary key" in out + error) == (wanted, 1, True), out + error
+    _, out, _ = run_due("ledger", "doctor", shop.path, "--ledger", shown(url))
+    (step,) = re.findall("next: .*: (CREATE UNIQUE INDEX .*)", out)
+    with shop.ledger.engine.begin() as connection:
+        connection.execute(text(step))
+    assert (run_due("check-back", shop.path, "--ledger", shown(url))[0], shop.in_doubt()) == (WELL, 0)

@@ -29,7 +29,16 @@ from broker.live import LiveStore
 from recovery.checkback.ledger_resolver import LedgerResolver, check_file
 from recovery.checkback.ledgers.database_errors import place
 from recovery.checkback.ledgers.lost_halves import halves, lacking
-from recovery.checkback.ledgers.proof import Evidence, LedgerEvidence, LedgerFacts, WrongLedger, gather, judge, lacks
+from recovery.checkback.ledgers.proof import (
+    Evidence,
+    LedgerEvidence,
+    LedgerFacts,
+    WrongLedger,
+    gather,
+    judge,
+    key_trouble,
+    lacks,
+)
 from recovery.checkback.protocol import Outcome
 
 _GROUP = "checkback-doctor"
@@ -162,7 +171,8 @@ def _round_trip(ledger: Ledger, store_id: str, resolver: LedgerResolver) -> Ledg
         step = "remove a trigger or rule of the ledger's table, or let no row level security bind check-back's user"
         return LedgerCheck("round trip", False, "a row that was inserted is not found", step)
     if not refused:
-        step = "the primary key of the ledger's table is missing: make it again"
+        with ledger.engine.connect() as connection:
+            step = key_trouble(connection, ledger)
         return LedgerCheck("round trip", False, "a second row with the key of the first was taken", step)
     return LedgerCheck("round trip", True, "written, read, its tombstone refused, and rolled back")
 

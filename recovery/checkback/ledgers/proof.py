@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from shlex import quote
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from sqlalchemy import select
+from sqlalchemy import inspect, select
 from sqlalchemy.exc import DBAPIError
 
 from broker.database.ledger_binding import (
@@ -47,9 +47,11 @@ from recovery.scan.ends import ends_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sqlalchemy import Connection
+
 _KNOWN_KEYS = 32  # the newest of them: who lacks an older one lacks these, until an application goes on with it
 _SLOTS_LOOKED_AT = 10_000
-_TABLE = "checkback_ledger"
+_TABLE, _KEY = "checkback_ledger", "ledger_key"
 
 
 class WrongLedger(BrokerError):
@@ -194,6 +196,22 @@ def named_by(ledger: Ledger) -> str:
     options: dict[str, str | None] = {"--ledger": url.render_as_string() if is_shown else "URL"}
     options |= {"--schema": rows.schema, "--table": rows.name if rows.name != _TABLE else None}
     return " ".join(f"{name} {quote(value)}" for name, value in options.items() if value)
+
+
+def key_trouble(connection: Connection, ledger: Ledger) -> str:
+    """Why two rows of one key may stand in a ledger, so that no tombstone keeps a late commit out; empty: they may not.
+
+    A dump that was put back without its keys, or a table made from a SELECT, has none. Raises what the database raises.
+    """
+    found, (name, schema) = inspect(connection), (ledger.rows.name, ledger.rows.schema)
+    keys: list[Sequence[str | None]] = [found.get_pk_constraint(name, schema)["constrained_columns"]]
+    keys += [one["column_names"] for one in found.get_indexes(name, schema) if one["unique"]]
+    keys += [one["column_names"] for one in found.get_unique_constraints(name, schema)]
+    if [_KEY] in keys:
+        return ""
+    table = str(connection.dialect.identifier_preparer.format_table(ledger.rows))
+    text = f"{table} has no primary key, so a tombstone would keep no late commit out. Make the key again"
+    return f"{text}: CREATE UNIQUE INDEX {ledger.rows.name}_key ON {table} ({_KEY})"
 
 
 def gather(transaction: Transaction, ledger: Ledger, evidence: Evidence) -> LedgerFacts:
