@@ -59,7 +59,7 @@ def find(
 
 def copy(
     store: Store,
-    to: Annotated[str, Argument(metavar="TO", help="A directory that does not exist.")],
+    to: Annotated[str, Argument(metavar="OUT", help="A directory that does not exist.")],
     link: Annotated[bool, Option("--link", help="Hard links for full segments; for reading only.")] = False,
     with_ledgers: Annotated[
         bool, Option("--with-ledgers", help="The copy takes the place of the original, which is gone.")

@@ -163,6 +163,15 @@ class _SecondsBetween(_Seconds, click.FloatRange):
     """The same, between limits."""
 
 
+class _Place(click.types.StringParamType):
+    """A file or a directory. An empty text would be this directory to some verbs and / to others."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not value:
+            self.fail("it is empty: a variable of the shell is not set, perhaps.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 class _Positional(click.Argument):
     """An argument with its help, which older versions of click do not take."""
 
@@ -207,8 +216,10 @@ def _parameter(name: str, hint: Any, default: Any) -> click.Parameter:
         attributes["required"] = False
     if kind is str and (declared.metavar or "") in _FILES:
         attributes["shell_complete"] = _complete_files
+        attributes["type"] = _Place()
     if isinstance(declared, Argument):
-        argument = _Positional([name], type=_type(kind, None, None), nargs=-1 if is_list else 1, **attributes)
+        attributes.setdefault("type", _type(kind, None, None))
+        argument = _Positional([name], nargs=-1 if is_list else 1, **attributes)
         argument.help = declared.help
         return argument
     return _option(name, kind, declared, is_list, attributes)
@@ -220,7 +231,7 @@ def _option(name: str, kind: Any, declared: Option, is_list: bool, attributes: d
         attributes["is_flag"] = True
         attributes.pop("metavar")
     else:
-        attributes["type"] = _type(kind, declared.min, declared.max)
+        attributes.setdefault("type", _type(kind, declared.min, declared.max))
     return click.Option(
         [name, *(declared.names or ("--" + name.replace("_", "-"),))],
         help=declared.help,

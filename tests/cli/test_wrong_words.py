@@ -178,3 +178,15 @@ def test_more_digits_than_a_number_has_are_refused(
     ran = command(capsys, *(names.get(word, word.replace("DIGITS", "9" * 5000)) for word in words.split()))
     assert ran.code == 2
     assert "defect" not in ran.err
+
+
+@pytest.mark.parametrize("verb", ["info -", "copy {} -", "salvage {} -", "transactions {} -", "report {} -", "page -"])
+def test_a_place_that_is_empty(
+    store: Path, verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A variable of the shell that is not set: "/ and shop.store lie in each other", or "a str or a pathlib.Path"."""
+    monkeypatch.chdir(store.parent)
+    before = sorted(store.parent.iterdir())
+    ran = command(capsys, *("" if word == "-" else word.format(store) for word in verb.split()))
+    assert (ran.code, sorted(store.parent.iterdir())) == (2, before)
+    assert ": it is empty: a variable of the shell is not set, perhaps." in ran.err
