@@ -13,7 +13,7 @@ import broker
 from broker.format import properties as names
 from broker.format.commitlog import encode, make_record
 from broker.format.kinds.timer import DELETES, ROLLED, TimerCheck, TimerSlot, TimerUnit
-from broker.format.topics import TIMER_TOPIC
+from broker.format.topics import REVIVE_PREFIX, TIMER_TOPIC
 from broker.store.write.pending_record import LOCAL_HOST
 from recovery.verify.verifier import verify
 from recovery.views.info import look
@@ -111,6 +111,25 @@ def test_what_was_popped_and_not_acknowledged(
     ran = command(capsys, "dump", path, "popped")
     assert ran.out.count("visible again") == len(batches)
     assert verify(path).ok
+
+
+@pytest.mark.parametrize(
+    ("tag", "note"),
+    [
+        *(("ck", note) for note in (b'{"so":"x"}', b'{"n":"x"}', b'{"q":[]}', b'{"t":[]}', b'{"d":5}', b'{"d":["a"]}')),
+        *(("ck", note) for note in (b'{"n":1e400}', b'{"n":50000000}', b'{"bm":true,"n":1}', b'{"pt":1.5,"n":1}')),
+        *(("ack", note) for note in (b'{"aol":5}', b'{"aol":[[1]]}', b'{"ao":[1]}', b"[]")),
+    ],
+)
+def test_a_note_of_pop_that_no_broker_wrote_is_none(tmp_path: Path, tag: str, note: bytes) -> None:
+    """Any client may send to the topic of the notes: one of another shape was a traceback, or 50,000,000 messages."""
+    said = {"so": 5, "bm": 2, "n": 3, "pt": 1, "it": 2, "q": 1, "t": "orders", "c": "billing", "d": None}
+    with broker.open(tmp_path / "store") as store:
+        store.append(broker.Message(f"{REVIVE_PREFIX}Cluster", json.dumps(said).encode(), tag="ck"))
+        store.append(broker.Message(f"{REVIVE_PREFIX}Cluster", note, tag=tag))
+    (batch,) = popped(str(tmp_path / "store"))
+    assert (batch.topic, batch.queue_id, batch.group, batch.queue_offsets) == ("orders", 1, "billing", (5, 7))
+    assert (batch.popped_ms, batch.visible_ms) == (1, 3)
 
 
 def test_what_the_key_value_service_of_pop_knows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ import contextlib
 import heapq
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from operator import attrgetter
@@ -39,6 +39,8 @@ from recovery.views.lookup import sound_record
 
 _CHECKPOINT, _ACKNOWLEDGED, _SEVERAL = "ck", "ack", "bAck"
 _KEY_VALUE_SERVICE, _POPPED = "kvStore", "popState"  # a RocksDB, and its column family
+_BITS = {"so": 64, "pt": 64, "it": 64, "ao": 64, "q": 32, "bm": 32, "n": 8}  # of a note's numbers, as in Java
+_LISTS, _TEXTS = ("d", "aol"), ("t", "c")
 _QUEUE = 0
 _HELD = 100_000  # listed in order of time; more are counted, and the earliest of them listed
 
@@ -179,13 +181,13 @@ def _unacknowledged(notes: list[Record]) -> list[PoppedMessages]:
     checkpoints: dict[tuple[Any, ...], PoppedMessages] = {}
     for record in _tagged(notes, _CHECKPOINT):
         body = _body(record)
-        first, bits = int(body.get("so", 0)), int(body.get("bm", 0))
-        apart = body.get("d") or range(int(body.get("n", 0)))
+        first, bits = body.get("so", 0), body.get("bm", 0)
+        apart = body.get("d") or range(body.get("n", 0))
         offsets = tuple(first + step for number, step in enumerate(apart) if not bits >> number & 1)
-        popped_ms = int(body.get("pt", 0))
+        popped_ms = body.get("pt", 0)
         checkpoints[_pop_of(body)] = PoppedMessages(
-            str(body.get("t", "")), int(body.get("q", 0)), str(body.get("c", "")), popped_ms,
-            popped_ms + int(body.get("it", 0)), offsets, record.commitlog_offset,
+            body.get("t", ""), body.get("q", 0), body.get("c", ""), popped_ms, popped_ms + body.get("it", 0), offsets,
+            record.commitlog_offset,
         )  # fmt: skip
     for record in (*_tagged(notes, _ACKNOWLEDGED), *_tagged(notes, _SEVERAL)):
         body = _body(record)
@@ -207,11 +209,29 @@ def _tagged(notes: list[Record], tag: str) -> Iterator[Record]:
 
 
 def _body(record: Record) -> dict[str, Any]:
+    """What a note says; nothing where it is none that a broker writes: clients may send to its topic, too.
+
+    RocketMQ: PopCheckPoint, AckMsg, BatchAckMsg (5.3.3).
+    """
     with contextlib.suppress(CorruptRecord):
         body = config.loads(record.plain_body)
         if isinstance(body, dict):
-            return body
+            said = {name: value for name, value in body.items() if value is not None}
+            return said if _is_note(said) else {}
     return {}
+
+
+def _is_note(body: Mapping[str, Any]) -> bool:
+    return (
+        all(_is_whole(body[name], bits) for name, bits in _BITS.items() if name in body)
+        and all(isinstance(body[name], str) for name in _TEXTS if name in body)
+        and all(isinstance(body[name], list) and all(_is_whole(one, 64) for one in body[name])
+                for name in _LISTS if name in body)
+    )  # fmt: skip
+
+
+def _is_whole(value: object, bits: int) -> bool:
+    return type(value) is int and -(1 << bits - 1) <= value < 1 << bits - 1
 
 
 def _wheel(path: str) -> Timers | None:
