@@ -22,14 +22,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple, Self
 
-from broker.database.statements import Sql
+from broker.database.statements import MYSQL_DIALECTS, Sql
 from broker.errors import TransactionError
 
 Execute = Callable[[Any], Sequence[Sequence[Any]]]
 """Executes one statement on some connection and returns its rows: `Sql`, and with SQLAlchemy also one of its Core."""
 
 _POSTGRESQL, _SQLITE = "postgresql", "sqlite"
-_MYSQL = ("mysql", "mariadb")
 _TITLES = {_POSTGRESQL: "PostgreSQL", _SQLITE: "SQLite", "mysql": "MySQL", "mariadb": "MariaDB"}
 
 _PG = """
@@ -91,7 +90,7 @@ def observe(execute: Execute, dialect: str, table: str, schema: str | None) -> O
     """
     if dialect == _POSTGRESQL:
         return _postgresql(execute, table)
-    if dialect in _MYSQL:
+    if dialect in MYSQL_DIALECTS:
         return _mysql(execute, dialect, schema)
     if dialect == _SQLITE:
         return _sqlite(execute, schema)
@@ -142,7 +141,7 @@ def difference(bound: DatabaseIdentity, actual: DatabaseIdentity) -> str:
     path, and a device may get another number when the machine starts. The timeline of PostgreSQL is not compared: a
     promoted standby has another one, and is the same database as long as it lacks nothing.
     """
-    same_kind = bound.dialect == actual.dialect or {bound.dialect, actual.dialect} <= {*_MYSQL}
+    same_kind = bound.dialect == actual.dialect or {bound.dialect, actual.dialect} <= {*MYSQL_DIALECTS}
     if not same_kind:
         return f"{_TITLES.get(actual.dialect, actual.dialect)} in place of {_TITLES.get(bound.dialect, bound.dialect)}"
     if bound.dialect == _SQLITE:

@@ -14,13 +14,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from broker.database.statements import MYSQL_DIALECTS
+
 if TYPE_CHECKING:
     from sqlalchemy import Connection
     from sqlalchemy.pool import Pool
 
 Place = tuple[Any, ...]  # role and search_path
 
-_MYSQL = ("mysql", "mariadb")
 _MAY_BE_ELSEWHERE = (
     "SELECT current_user <> session_user OR setting <> reset_val FROM pg_settings WHERE name = 'search_path'"
 )
@@ -51,7 +52,7 @@ def go_to(connection: Connection, home: Place | None) -> None:
 def using(connection: Connection, database: str | None) -> Iterator[None]:
     """On MySQL: a connection uses the database of its URL, and then again the one that it was left in by USE."""
     before = database
-    if connection.dialect.name in _MYSQL and database:
+    if connection.dialect.name in MYSQL_DIALECTS and database:
         before = connection.exec_driver_sql("SELECT DATABASE()").scalar()
     if before == database:
         yield

@@ -9,6 +9,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+MYSQL_DIALECTS = ("mysql", "mariadb")
+"""SQLAlchemy's names of the two that speak MySQL's protocol."""
 _NAME = re.compile(r"(?<!:):([a-z_]+)")
 
 

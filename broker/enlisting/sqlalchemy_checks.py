@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from broker.database.ledger_identity import DatabaseIdentity, difference
+from broker.database.statements import MYSQL_DIALECTS
 from broker.enlisting.attached_files import check_attached
 from broker.enlisting.sqlalchemy_enlistments import is_committing, is_in_autocommit, of_session
 from broker.enlisting.sqlalchemy_rows import check_no_stream, in_transaction
@@ -153,7 +154,7 @@ def check_place(connection: Connection, ledger: Ledger) -> None:
 
 def _difference(bound: DatabaseIdentity, actual: DatabaseIdentity) -> str:
     """On MySQL the row goes to the database that its statement names, whatever the connection's own is."""
-    if bound.dialect in ("mysql", "mariadb"):
+    if bound.dialect in MYSQL_DIALECTS:
         actual = replace(actual, database=bound.database, schema=bound.schema)
     return difference(bound, actual)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from broker.database.statements import quoted
+from broker.database.statements import MYSQL_DIALECTS, quoted
 from broker.enlisting.search_path import home_schema, table_of
 from broker.errors import AlreadyEnded, TransactionError
 from broker.ledger import COMMITTED, ROLLED_BACK, Ledger, executor
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from sqlalchemy.engine.interfaces import DBAPIConnection
 
 _BATCH = 500  # keys in one SELECT: any database takes so many parameters
-_MYSQL = ("mysql", "mariadb")
 _MYSQL_IN_TRANSACTION = 1  # SERVER_STATUS_IN_TRANS of MySQL's protocol
 # A deadlock, a row that changed behind the snapshot of the transaction (MariaDB), no room for more locks.
 _MYSQL_ROLLS_BACK = frozenset((1213, 1020, 1206))
@@ -114,7 +113,7 @@ _known: weakref.WeakKeyDictionary[Ledger, SqlAlchemyRows] = weakref.WeakKeyDicti
 
 def _qualified(ledger: Ledger) -> Table:
     """The table; with the database's name on MySQL, where `USE` would lead to another table of that name."""
-    database = ledger.database if ledger.dialect in _MYSQL else None
+    database = ledger.database if ledger.dialect in MYSQL_DIALECTS else None
     if database is None or ledger.rows.schema is not None:
         return ledger.rows
     return _in_schema(ledger.rows, database)
@@ -144,7 +143,7 @@ def check_no_stream(connection: Connection) -> None:
     what was read for all there is. psycopg, in a COPY or `stream()` of its own cursor, would wait without an end.
     """
     driver = connection.connection.driver_connection
-    if connection.dialect.name in _MYSQL:
+    if connection.dialect.name in MYSQL_DIALECTS:
         if getattr(getattr(driver, "_result", None), "unbuffered_active", False):
             text = "a result is read row by row on the connection (yield_per, stream_results), and a send writes to it"
             raise TransactionError(
@@ -182,7 +181,7 @@ def is_rolled_back_by(connection: Connection, error: BaseException) -> bool:
 
     Its drivers do not tell otherwise: what they know of a transaction comes with answers, and not with errors.
     """
-    if connection.dialect.name not in _MYSQL:
+    if connection.dialect.name not in MYSQL_DIALECTS:
         return False
     numbers = {one for one in (getattr(error, "errno", None), *getattr(error, "args", ())[:1]) if isinstance(one, int)}
     return not _MYSQL_ROLLS_BACK.isdisjoint(numbers) or (_MYSQL_LOCK_WAIT in numbers and _rolls_back_waits(connection))
@@ -206,7 +205,7 @@ def is_driver_in_transaction(dialect: str, raw: DBAPIConnection | None) -> bool 
     driver: Any = getattr(raw, "driver_connection", raw)
     if dialect == "sqlite":
         return bool(driver.in_transaction) if hasattr(driver, "in_transaction") else None
-    if dialect in _MYSQL:
+    if dialect in MYSQL_DIALECTS:
         status = getattr(driver, "server_status", None)  # PyMySQL, aiomysql
         return None if status is None else bool(status & _MYSQL_IN_TRANSACTION)
     if hasattr(driver, "is_in_transaction"):  # asyncpg

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from broker.database.statements import MYSQL_DIALECTS
+
 _FLAGS = re.IGNORECASE | re.DOTALL
 _COMMENTS = r"(?:\s|--[^\n]*\n|/\*.*?\*/)*"
 _ENDS = (  # with a savepoint that SQLAlchemy did not set: its own have names of one kind
@@ -33,5 +35,5 @@ RELEASES = re.compile(rf"{_COMMENTS}RELEASE\b", _FLAGS)
 
 def ending(dialect: str, statement: str) -> str:
     """The first words of a statement that ends a transaction, or a part of it; empty for any other."""
-    found = (_ENDING_ON_MYSQL if dialect in ("mysql", "mariadb") else _ENDING).match(statement)
+    found = (_ENDING_ON_MYSQL if dialect in MYSQL_DIALECTS else _ENDING).match(statement)
     return "" if found is None else " ".join(found.group().split())

@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from broker.database.new_connection import go_to, home_if_elsewhere, using
+from broker.database.statements import MYSQL_DIALECTS
 from broker.ledger import Ledger
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-_MYSQL = ("mysql", "mariadb")
 _STATEMENT_TIMEOUT_MS = 10_000
 _HOME = "checkback_home"
 
@@ -67,7 +67,7 @@ def _limit(connection: Connection, lock_timeout_ms: int) -> str:
         before = connection.exec_driver_sql("PRAGMA busy_timeout").scalar()
         connection.exec_driver_sql(f"PRAGMA busy_timeout = {int(lock_timeout_ms)}")
         return f"PRAGMA busy_timeout = {int(before or 0)}"
-    if connection.dialect.name in _MYSQL:
+    if connection.dialect.name in MYSQL_DIALECTS:
         before = connection.exec_driver_sql("SELECT @@innodb_lock_wait_timeout").scalar()
         connection.exec_driver_sql(f"SET innodb_lock_wait_timeout = {max(1, lock_timeout_ms // 1000)}")
         return f"SET innodb_lock_wait_timeout = {int(before or 50)}"
