@@ -91,6 +91,13 @@ class Host:
         return f"{self.address.hex()}:{self.port}"
 
 
+def split_address(text: str) -> tuple[str, int] | None:
+    """(host, port) of HOST:PORT, the host as it stands there, empty for a port alone; None where the port is none."""
+    host, _, digits = text.rpartition(":")
+    is_number = digits.isascii() and digits.isdigit() and len(digits) <= len("65535")
+    return (host, port) if is_number and (port := int(digits)) <= 65_535 else None
+
+
 def encode_message_id(store_host: Host, commitlog_offset: int) -> str:
     """The offset message id: 32 hexadecimal digits, 56 when the broker's address is IPv6.
 

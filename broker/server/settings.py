@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TypedDict
 
 from broker.errors import BrokerError, shown
-from broker.format.java import Host
+from broker.format.java import Host, split_address
 from broker.format.topics import DELAY_LEVELS, DELAYS_MS, parse_delay_levels
 from broker.server.acl import AccessControl
 from broker.server.event_loop import LOOPS
@@ -150,8 +150,8 @@ class ServerSettings:
 
     def _check_replication(self) -> None:
         for address in self.name_servers:
-            name, colon, port = address.rpartition(":")
-            if not (name and colon and port.isascii() and port.isdigit() and 0 < int(port) <= 65_535):
+            name, port = split_address(address) or ("", 0)
+            if not (name and port):
                 raise BrokerError(f"a name server is HOST:PORT, such as 192.0.2.5:9876, not {address!r:.60}")
         if self.ha_sync and not self.ha:
             raise BrokerError("sends can wait for a slave (--ha-sync) only where slaves may connect: give --ha PORT")
@@ -198,14 +198,13 @@ def host_and_port(what: str, value: str) -> tuple[str, int]:
 
     Records and offset message ids hold IPv4 addresses; a name could mean another machine tomorrow.
     """
-    name, colon, port = value.rpartition(":")
+    name, port = split_address(value) or ("", 0)
     try:
-        address = ipaddress.IPv4Address(name)
+        ipaddress.IPv4Address(name)
     except ValueError:
-        address = None
-    if not colon or address is None or not port.isascii() or not port.isdigit() or int(port) > 65_535:
-        raise BrokerError(f"{what} is an IPv4 address and a port, such as 127.0.0.1:{PORT}, not {value!r:.60}")
-    return name, int(port)
+        text = f"{what} is an IPv4 address and a port, such as 127.0.0.1:{PORT}, not {value!r:.60}"
+        raise BrokerError(text) from None
+    return name, port
 
 
 def _check_reachable(advertise: str) -> None:

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from broker.errors import BrokerError
-from broker.format.properties import decimal
+from broker.format.java import split_address
 from broker.remoting.replication import HEARTBEAT_S, SILENCE_S, OffsetReport, Transfer, TransferSplitter
 
 CONNECT_S = 5.0
@@ -28,11 +28,11 @@ class MasterAway(BrokerError):
 
 def parse_master(text: str) -> tuple[str, int]:
     """HOST:PORT of a master's HA port. Raises BrokerError."""
-    host, colon, port = text.rpartition(":")
-    if not (host and colon and 0 < (decimal(port, 5) or 0) <= 65_535):
+    host, port = split_address(text) or ("", 0)
+    if not (host and port):
         example = "such as 192.0.2.7:10912"
         raise BrokerError(f"a master is HOST:PORT of its HA port (haListenPort), {example}, not {text!r:.60}")
-    return host, int(port)
+    return host, port
 
 
 def backoff_s(attempt: int) -> float:

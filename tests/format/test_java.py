@@ -89,6 +89,26 @@ def test_any_text_is_an_id_or_corrupt(text: str) -> None:
             pass
 
 
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("127.0.0.1:10911", ("127.0.0.1", 10911)),
+        ("[::1]:0", ("[::1]", 0)),
+        ("shop:65535", ("shop", 65_535)),
+        ("9876", ("", 9876)),
+        (":00080", ("", 80)),
+        *((text, None) for text in ("", "shop", "shop:", "shop:65536", "shop:-1", "shop:\u00b2", "a:\u0663", "a:1 ")),
+    ],
+)
+def test_an_address_is_split(text: str, found: tuple[str, int] | None) -> None:
+    assert java.split_address(text) == found
+
+
+def test_a_port_of_any_length_is_refused() -> None:
+    """Python reads no number of more than some thousands of digits."""
+    assert java.split_address(f"shop:{'9' * 5000}") is None
+
+
 def test_addresses_have_two_lengths() -> None:
     with pytest.raises(ValueError):
         java.encode_message_id(Host(b"abc", 1), 0)

@@ -48,6 +48,8 @@ accounts:
         ("0.0.0.0:10911", {"insecure": True}, "--advertise"),
         ("localhost:10911", {}, "IPv4"),
         ("127.0.0.1", {}, "IPv4"),
+        (f"127.0.0.1:{'9' * 5000}", {}, "IPv4"),
+        ("127.0.0.1:0", {"name_servers": [f"192.0.2.5:{'9' * 5000}"]}, "a name server is HOST:PORT"),
         ("127.0.0.1:0", {"acl": "nowhere.yml"}, "no such file"),
         ("127.0.0.1:0", {"certificate": __file__}, "--key"),
         ("127.0.0.1:0", {"certificate": __file__, "private_key": __file__}, "not a certificate"),

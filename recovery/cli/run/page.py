@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
-from broker.format.properties import decimal
+from broker.format.java import split_address
 from recovery.cli.declaration import Argument, BadParameter, Option, VerbGroup
 from recovery.cli.shared import LogOrNone, examples, listing, secret
 from recovery.cli.terminal.log_lines import log_to_stderr
@@ -147,8 +147,8 @@ def _named_apart(stores: Sequence[PageStore]) -> list[PageStore]:
 
 
 def _address(listen: str) -> tuple[str, int]:
-    host, _, number = listen.rpartition(":")
-    if not host or (port := decimal(number, 5)) is None or port > 65535:
+    host, port = split_address(listen) or ("", 0)
+    if not host:
         raise BadParameter(f"{listen!r:.60} is not HOST:PORT, as 127.0.0.1:8090", param_hint="--listen")
     return host.strip("[]"), port
 

@@ -6,7 +6,7 @@ import contextlib
 import tempfile
 from collections.abc import Iterator
 
-from broker.format.properties import decimal
+from broker.format.java import split_address
 from recovery.cli.declaration import BadParameter
 from recovery.cli.terminal.output import warn
 
@@ -20,21 +20,15 @@ def measured(address: str | None, into: str | None) -> Iterator[str | None]:
     if address is None:
         yield into
         return
-    host, port = _host_and_port(address)
+    if (found := split_address(address)) is None:
+        raise BadParameter(f"HOST:PORT such as 127.0.0.1:9464, not {address!r:.60}", param_hint="--metrics")
     from recovery.metrics.work_metrics import WorkPage
-    from recovery.metrics_server import MetricsServer
+    from recovery.metrics_server import HOST, MetricsServer
 
     with tempfile.TemporaryDirectory(prefix="checkback-work-") as directory:
-        server = MetricsServer(port, WorkPage(directory).page, host)
+        server = MetricsServer(found[1], WorkPage(directory).page, found[0] or HOST)
         try:
             warn(f"Metrics on http://{server.address}/metrics")
             yield directory
         finally:
             server.close()
-
-
-def _host_and_port(text: str) -> tuple[str, int]:
-    host, _, number = text.rpartition(":")
-    if (port := decimal(number, 5)) is None or port > 65_535:
-        raise BadParameter(f"HOST:PORT such as 127.0.0.1:9464, not {text!r:.60}", param_hint="--metrics")
-    return host or "127.0.0.1", port
