@@ -25,14 +25,6 @@ class Checkpoint(Layout, size=48):
     confirm_commitlog_offset: i64 = 0  # since 5.1.1; after a recovery, where the last record begins
     queue_commitlog_offset: i64 = 0  # since 5.5: where the last record begins whose unit was written
 
-    @property
-    def recover_from_ms(self) -> int:
-        """Records stored after this may lack in the ConsumeQueues. RocketMQ: StoreCheckpoint.getMinTimestamp (5.3.3).
-
-        Quirk (3.0): it does not take the three seconds off.
-        """
-        return max(0, min(self.commitlog_timestamp_ms, self.queue_timestamp_ms) - 3000)
-
 
 def decode(raw: Any) -> Checkpoint:
     """The checkpoint in the bytes of its file. What follows the longs is not looked at, as in RocketMQ."""

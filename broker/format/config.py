@@ -244,10 +244,6 @@ def decode_abort(raw: bytes) -> int | None:
     return int(text) if text.isdigit() and len(text) < 20 else None
 
 
-def encode_abort(pid: int) -> bytes:
-    return str(pid).encode()
-
-
 def loads(raw: bytes) -> Any:
     """JSON with unquoted integer keys, which become strings. Raises CorruptRecord for anything else."""
     try:

@@ -148,15 +148,6 @@ class ConsumerClientRequestHeader(
 
 
 @dataclass(frozen=True)
-class GetConsumerStatusRequestHeader(Header, codes=(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT,)):
-    """One client of a group at a topic."""
-
-    topic: text
-    group: text
-    client_addr: text | None = None
-
-
-@dataclass(frozen=True)
 class ViewBrokerStatsDataRequestHeader(Header, codes=(RequestCode.VIEW_BROKER_STATS_DATA,)):
     """One counter of a broker."""
 
@@ -187,15 +178,6 @@ class ClusterRequestHeader(Header, codes=(RequestCode.GET_TOPICS_BY_CLUSTER,)):
     """A cluster."""
 
     cluster: text
-
-
-@dataclass(frozen=True)
-class BrokerNameRequestHeader(
-    Header, codes=(RequestCode.WIPE_WRITE_PERM_OF_BROKER, RequestCode.ADD_WRITE_PERM_OF_BROKER)
-):
-    """A broker by its name."""
-
-    broker_name: text
 
 
 @dataclass(frozen=True)

@@ -136,6 +136,6 @@ def test_what_is_no_offset_table(raw: bytes) -> None:
 @given(st.binary(max_size=25))
 def test_abort(raw: bytes) -> None:
     pid = config.decode_abort(raw)
-    assert pid is None or config.decode_abort(config.encode_abort(pid)) == pid
+    assert pid is None or config.decode_abort(b"%d\n" % pid) == pid
     assert config.decode_abort(b"") is None
     assert config.decode_abort(b"26061") == 26061
