@@ -57,7 +57,6 @@ from recovery.scan.record_at import record_at
 from recovery.scan.scanner import Damage, Scan
 from recovery.scan.store_files import StoreFiles
 from recovery.verify.index_files import open_index
-from recovery.verify.index_items import IndexingRule
 from recovery.verify.record_checks import wrong_crcs
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
@@ -134,6 +133,7 @@ def _compare(
 class Rebuilding:
     """One rebuild of one store."""
 
+    build_type: type[Build] = Build
     refuses_short = True  # a log that ends before what its queues and its index name
     refuses_damaged_records = True  # where files would change for what they say
 
@@ -220,12 +220,8 @@ class Rebuilding:
         self.disk.create_directory(self.paths.rebuild)
 
     def _build(self, files: StoreFiles, directory: str) -> Build:
-        return Build(*self._build_arguments(files, directory), ours=self.ours)
-
-    def _build_arguments(
-        self, files: StoreFiles, directory: str
-    ) -> tuple[StoreFiles, StoreLayout, str, Disk, IndexingRule]:
-        return files, sizes_of(files, self.disk), directory, self.disk, index_rule(files, ours=self.ours)
+        sizes, rule = sizes_of(files, self.disk), index_rule(files, ours=self.ours)
+        return self.build_type(files, sizes, directory, self.disk, rule, ours=self.ours)
 
     def _read(self, build: Build, files: StoreFiles, end: int | None = None) -> None:
         """The first pass, which is the long one; what is appended meanwhile follows by `_scan`."""

@@ -75,10 +75,7 @@ class _Watching(Build):
 class _UpToTheEnd(Rebuilding):
     """A rebuild that is not put in place: what the log lacks at its end is looked at here."""
 
-    refuses_short = False
-
-    def _build(self, files: StoreFiles, directory: str) -> Build:
-        return _Watching(*self._build_arguments(files, directory), ours=self.ours)
+    build_type, refuses_short = _Watching, False
 
     def _finish(self, build: Build) -> None:
         super()._finish(build)

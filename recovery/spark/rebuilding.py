@@ -130,10 +130,8 @@ class _OnSpark(Rebuilding):
 
     def __init__(self, spark: SparkSession, split_bytes: int, path: str, *args: Any, **options: Any) -> None:
         super().__init__(path, *args, **options)
+        self.build_type = SparkBuild
         self._spark, self._split_bytes = spark, split_bytes
-
-    def _build(self, files: StoreFiles, directory: str) -> Build:
-        return SparkBuild(*self._build_arguments(files, directory), ours=self.ours)
 
     def _read(self, build: Build, files: StoreFiles, end: int | None = None) -> None:
         assert isinstance(build, SparkBuild)
