@@ -109,21 +109,19 @@ def _offset(text: str) -> int | None:
 def chosen(
     store: LiveStore,
     *,
-    parked: bool = True,
     topic: str | None = None,
     producer_group: str | None = None,
     damaged: list[CorruptStore] | None = None,
 ) -> list[Half]:
-    """All that are parked, or all in doubt; of one topic and group where they are named.
+    """All that are parked; of one topic and group where they are named.
 
     `damaged` takes the error of each that may be meant and cannot be read; without it the first is raised.
     """
-    among = store.transactions.parked() if parked else None
     unreadable: list[CorruptStore] = []
-    service = store.transactions
-    looked_at = service.in_doubt(damaged=unreadable) if among is None else _at(store, among, unreadable)
     found = [
-        half for half in looked_at if topic in (None, half.topic) and producer_group in (None, half.producer_group)
+        half
+        for half in _at(store, store.transactions.parked(), unreadable)
+        if topic in (None, half.topic) and producer_group in (None, half.producer_group)
     ]
     for error in unreadable:
         _collect(error, damaged)

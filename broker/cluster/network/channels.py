@@ -61,14 +61,12 @@ class Channels:
         """The ordinal of the version that a broker has; None before its first answer. RocketMQ: MQVersion (5.3.3)."""
         return self._versions.get(address)
 
-    def oneway_on(
-        self, connection: ClientConnection, code: RequestCode, header: Header | None = None, body: bytes = b""
-    ) -> None:
+    def oneway_on(self, connection: ClientConnection, code: RequestCode, header: Header) -> None:
         """Send a request that gets no answer, on the connection that a request of the broker came by.
 
         Raises ClusterError on one that is closed.
         """
-        command = self._command(code, header, body)
+        command = self._command(code, header, b"")
         command.flag = ONEWAY
         connection.send(command)
 
