@@ -181,6 +181,15 @@ class ClusterRequestHeader(Header, codes=(RequestCode.GET_TOPICS_BY_CLUSTER,)):
 
 
 @dataclass(frozen=True)
+class BrokerNameRequestHeader(
+    Header, codes=(RequestCode.WIPE_WRITE_PERM_OF_BROKER, RequestCode.ADD_WRITE_PERM_OF_BROKER)
+):
+    """A broker by its name."""
+
+    broker_name: text
+
+
+@dataclass(frozen=True)
 class RegisterBrokerRequestHeader(Header, codes=(RequestCode.REGISTER_BROKER,)):
     """A broker that tells a name server of itself; the body has its topics."""
 
