@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import tenacity
-from sqlalchemy import delete, select
+from sqlalchemy import delete, func, select
 from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError, SQLAlchemyError
 
 from broker.database.ledger_binding import LEDGER_BINDING
@@ -299,6 +299,18 @@ class LedgerResolver:
         )
         return again(self._ledger.engine.connect)
 
+    def newest_below(self, before_ms: int) -> int | None:
+        """When the newest row below a time was begun, in milliseconds since 1970; None without one.
+
+        Raises SQLAlchemyError.
+        """
+        rows = self._ledger.rows.c
+        wanted = select(func.max(rows.ledger_key)).where(
+            rows.store_id == self._store_id, rows.ledger_key < _low(before_ms)
+        )
+        with self._connection() as connection, begun(connection):
+            return key_time_ms(connection.execute(wanted).scalar() or "")
+
     def expire(self, before_ms: int) -> int:
         """Remove the rows whose keys were made before a time, and remember that time; returns how many went.
 
@@ -310,7 +322,6 @@ class LedgerResolver:
             self._prove(connection)
 
         rows, marks = self._ledger.rows, self._ledger.marks
-        low_key = f"{max(0, before_ms):012x}".ljust(KEY_SIZE, "0")
         with self._connected() as connection, borrowed(connection, self._ledger), begun(connection):
             known = connection.execute(
                 select(marks.c.low_water_ms).where(marks.c.store_id == self._store_id).with_for_update()
@@ -321,8 +332,13 @@ class LedgerResolver:
                 connection.execute(
                     marks.update().where(marks.c.store_id == self._store_id), {"low_water_ms": before_ms}
                 )
-            mine = (rows.c.store_id == self._store_id) & (rows.c.ledger_key < low_key)
+            mine = (rows.c.store_id == self._store_id) & (rows.c.ledger_key < _low(before_ms))
             return int(connection.execute(delete(rows).where(mine)).rowcount)
+
+
+def _low(ms: int) -> str:
+    """The lowest key of a time."""
+    return f"{max(0, ms):012x}".ljust(KEY_SIZE, "0")
 
 
 class _BelowMark(Exception):

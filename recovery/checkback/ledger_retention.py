@@ -39,7 +39,10 @@ def low_water_ms(store: LiveStore, now_ms: int, keep_ms: int = KEEP_MS) -> int:
 
 def expire_ledger(store: LiveStore, resolver: LedgerResolver, now_ms: int, keep_ms: int = KEEP_MS) -> int:
     """Remove the rows that nobody will ask for again; returns how many went."""
-    return resolver.expire(low_water_ms(store, now_ms, keep_ms))
+    low_ms = low_water_ms(store, now_ms, keep_ms)
+    newest_ms = resolver.newest_below(low_ms)
+    # The mark is behind what goes, and no further: a clock that is ahead for once would put it above all keys to come.
+    return resolver.expire(0 if newest_ms is None else min(low_ms, newest_ms + 1))
 
 
 def expire_ledgers(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from sqlalchemy import func, select
 
@@ -105,3 +107,13 @@ def test_a_clock_that_was_once_set_forward_makes_no_row_old(shop: Shop, monkeypa
     service.stop()
     assert report is not None
     assert report.rolled_back == 1
+
+
+def test_a_clock_that_is_ahead_for_once_leaves_later_transactions_to_check_back(shop: Shop) -> None:
+    """The mark was put a year ahead: until then no missing row was rolled back, and each was parked for a person."""
+    shop.buy(1)
+    assert expire_ledger(shop.store, resolver(shop), shop.now_ms() + 12 * KEEP_MS) == 1
+    assert expire_ledger(shop.store, resolver(shop), shop.now_ms() + 12 * KEEP_MS) == 0
+    time.sleep(0.002)  # keys are of whole milliseconds
+    shop.buy_and_vanish(2, saved=False)
+    assert shop.check_back(DAY_MS).rolled_back == 1
