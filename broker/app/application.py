@@ -247,7 +247,7 @@ class App:
 
     @property
     def metadata(self) -> list[MetaData]:
-        """The tables in the application's database, for Alembic's `target_metadata`. Empty without an engine."""
+        """The tables in its database, for Alembic: `[Base.metadata, *app.metadata]`. Empty without an engine."""
         return [] if self._ledger is None else [self._ledger.metadata, self.processed.metadata, self.sent_keys.metadata]
 
     def close(self) -> None:
