@@ -138,6 +138,25 @@ def test_a_store_that_was_moved_is_not_begun_again_at_its_old_place(tmp_path: Pa
         assert consumer.receive(0) is None
 
 
+def test_who_had_a_store_open_that_was_put_back_moves_no_group_of_the_new_one(tmp_path: Path) -> None:
+    """It wrote its own positions into it every five seconds: the group was put behind messages that it never got."""
+    path = tmp_path / "store"
+    old = broker.open(path, layout=LAYOUT)
+    _send(old, 1)
+    before = old.consumer("billing", "orders")
+    message = before.receive(5)
+    assert message is not None
+    before.ack(message)
+    shutil.rmtree(path)
+    with broker.open(path, layout=LAYOUT) as new:
+        _send(new, 1)
+        with pytest.raises(StoreError, match="deleted, replaced or cut"):
+            before.close()
+        old.close()
+        with new.consumer("billing", "orders") as consumer:
+            assert consumer.receive(5) is not None
+
+
 def test_a_store_that_forces_in_the_background_notices_within_a_second(tmp_path: Path) -> None:
     with broker.open(tmp_path, sync="os", layout=LAYOUT) as store:
         _send(store, 1)

@@ -26,6 +26,7 @@ from broker.store.disk.files import Missing
 from broker.store.disk.paths import Paths
 from broker.store.read.config import undecoded
 from broker.store.shared.config_file import write_config
+from broker.store.write.presence import files_lost
 
 EXPORT_MS = 5000  # RocketMQ: flushConsumerOffsetInterval
 SCHEDULE_GROUP = "CID_CHECKBACK_SCHEDULE"  # holds how far each delay level was delivered; never in consumerOffset.json
@@ -42,6 +43,8 @@ class OffsetExport:
         self._cells, self._paths, self._queue_end = cells, paths, queue_end
         self._disk = cells.disk
         self._decoded = b"", ConsumerOffsets()
+        table = os.path.join(cells.directory, "consumers")
+        self._table = table, self._disk.inode(table)
         self._lock = AppendLock(os.path.join(cells.directory, "export.lock"), cells.disk)
 
     def close(self) -> None:
@@ -169,9 +172,12 @@ class OffsetExport:
     def _note(self, name: str, word: int, raw: bytes) -> None:
         """Both count as ours: we may be killed before or after the rename, or lack room. Under the cells' lock.
 
-        Raises StoreError where the store was moved: then nothing is read here, and what is there is not known.
+        Raises StoreError where the store was moved, or another one is in its place, as a backup that was put back while
+        this process had it open: its groups would be put behind messages that they never read.
         """
         self._disk.create_in_store(self._paths.store, self._paths.config(""))
+        if not self._disk.stands(*self._table):
+            raise files_lost(self._paths.store)
         self._remember(word, self._read(name), raw)
 
     def _remember(self, word: int, there: bytes, next_one: bytes = b"") -> None:
