@@ -131,8 +131,19 @@ def _first_that_fits(record: Record, ways: Sequence[_Way], reconsume_times: int)
     return _copy(record, *last, reconsume_times)
 
 
+def delayed_for(record: Record) -> tuple[str, int]:
+    """The topic and queue of a record in the schedule topic. Raises CorruptRecord where it does not say them."""
+    properties = record.property_map
+    topic, stated = properties.get(names.REAL_TOPIC), properties.get(names.REAL_QID, "0")
+    queue_id = names.decimal(stated, 9)
+    if not topic or queue_id is None:
+        reason = f"a delayed message without a place to go: {names.REAL_TOPIC} {topic!r}, {names.REAL_QID} "
+        raise CorruptRecord(f"{reason}{stated!r:.40}", commitlog_offset=record.commitlog_offset)
+    return topic, queue_id
+
+
 def due(record: Record, now_ms: int, delays_ms: Sequence[int] = DELAYS_MS) -> PendingRecord:
-    """What a record in the schedule topic becomes when its time has come. Raises CorruptRecord without REAL_TOPIC.
+    """What a record in the schedule topic becomes when its time has come. Raises CorruptRecord as `delayed_for`.
 
     Delivered, it keeps its delay level, as with RocketMQ. One with a delay of any length waits in a shorter level for
     what is left of it.
@@ -140,12 +151,7 @@ def due(record: Record, now_ms: int, delays_ms: Sequence[int] = DELAYS_MS) -> Pe
     properties, added = dict(record.property_map), dict[str, str]()
     for name in (names.CRC32, names.TRAN_MSG):
         properties.pop(name, None)
-    topic, stated = properties.get(names.REAL_TOPIC), properties.get(names.REAL_QID, "0")
-    queue_id = names.decimal(stated, 9)
-    if not topic or queue_id is None:
-        reason = f"a delayed message without a place to go: {names.REAL_TOPIC} {topic!r}, {names.REAL_QID} "
-        raise CorruptRecord(f"{reason}{stated!r:.40}", commitlog_offset=record.commitlog_offset)
-    place, due_ms = (topic, queue_id), names.decimal(properties.get(names.TIMER_OUT_MS, ""))
+    place, due_ms = delayed_for(record), names.decimal(properties.get(names.TIMER_OUT_MS, ""))
     if due_ms is not None:
         if due_ms > now_ms:
             level = timer_level(due_ms - now_ms, delays_ms)

@@ -9,8 +9,9 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from broker.consuming.redelivery import delayed_for
 from broker.database.ledger_binding import LEDGER_BINDING
-from broker.errors import StoreError
+from broker.errors import CorruptRecord, StoreError
 from broker.format import properties as names
 from broker.format.commitlog import Record
 from broker.format.sysflag import COMPRESSED, COMPRESSION_MASK, INNER_BATCH, TransactionType
@@ -102,7 +103,7 @@ def carried(
     """The message of a record: of an application's queue, of the schedule topic (`due_ms`), or a half message.
 
     `bindings` says for the ledger binding that a half message names which one it names in the cluster. Raises
-    StoreError for a batch in one record, and when the properties get too long.
+    StoreError for a batch in one record, for a delayed message that goes nowhere, and for properties that get too long.
     """
     if record.sys_flag & INNER_BATCH:
         where = f"the record at CommitLog offset {record.commitlog_offset} is a batch"
@@ -119,7 +120,10 @@ def carried(
         topic, queue_id = half.topic, half.queue_id
         properties = {**properties, **_rebound(properties, bindings or {})}
     elif record.topic == SCHEDULE_TOPIC:
-        topic, queue_id = stored.get(names.REAL_TOPIC, ""), int(stored.get(names.REAL_QID, "0"))
+        try:
+            topic, queue_id = delayed_for(record)
+        except CorruptRecord as error:
+            raise StoreError(f"{error}: let retention remove it (checkback retain), then move the store") from None
     if (size := len(names.encode(properties))) > PROPERTIES_MAX:
         text = (
             f"the message at CommitLog offset {record.commitlog_offset} has properties of {size:,} bytes with {ORIGIN}"

@@ -58,6 +58,21 @@ def test_a_time_of_delivery_that_is_not_a_number_is_that_of_its_level(text: str)
     assert due_of(record, [1000, 5000]) == 7 + 5000
 
 
+@pytest.mark.parametrize(
+    "said",
+    [{}, {names.REAL_QID: "0"}, {names.REAL_TOPIC: TOPIC, names.REAL_QID: "soon"}],
+    ids=["nothing", "a queue", "no number"],
+)
+def test_a_delayed_message_that_goes_nowhere_is_refused(said: dict[str, str]) -> None:
+    """The plan had it sent to a topic without a name, in the middle of the move, or was a traceback."""
+    record = make_record(
+        "SCHEDULE_TOPIC_XXXX", b"x", names.encode(said), born_host=LOCAL_HOST, store_host=LOCAL_HOST,
+        born_timestamp_ms=1, store_timestamp_ms=7,
+    )  # fmt: skip
+    with pytest.raises(StoreError, match=r"without a place to go: .* let retention remove it \(checkback retain\)"):
+        carried(record, "here", due_ms=1)
+
+
 def test_a_body_that_only_begins_as_a_compressed_one_is_carried_and_told_as_it_is() -> None:
     """Its consumers get it so, before the move and behind it."""
     record = make_record(
