@@ -57,6 +57,14 @@ def test_documents_name_targets_that_exist() -> None:
                 assert set((match[1] or match[2]).split()) <= targets, f"{path}: {match[0]}"
 
 
+def test_programs_that_are_named_are_there() -> None:
+    """`python -m` with a module of this project, in documents, docstrings and messages."""
+    for path, text in texts():
+        for name in re.findall(r"python3? -m ((?:tests|recovery|broker)(?:\.\w+)*)", text):
+            place = ROOT / name.replace(".", "/")
+            assert place.with_suffix(".py").is_file() or (place / "__main__.py").is_file(), f"{path}: {name}"
+
+
 def test_links_lead_somewhere() -> None:
     """A relative link in a document leads to a file of the project, or to a page that the site generates."""
     hooks = (ROOT / "docs/site_hooks.py").read_text(encoding="utf-8")

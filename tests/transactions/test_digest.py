@@ -1,4 +1,4 @@
-"""The digest as docs/format.md says it. `python -m tests.transaction.test_digest` writes the page's example anew."""
+"""The digest as docs/format.md says it. `python -m tests.transactions.test_digest` writes the page's example anew."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def written_anew(text: str) -> str:
 def test_the_page_shows_the_example_that_the_model_computes() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert BLOCK.search(text)
-    assert text == written_anew(text), "run: python -m tests.transaction.test_digest"
+    assert text == written_anew(text), "run: python -m tests.transactions.test_digest"
 
 
 def entry(lowest: int, told: Entry) -> bytes:
