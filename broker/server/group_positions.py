@@ -249,6 +249,11 @@ class GroupPositions:
         position = UNSET if cell is None else cells.position(cell)
         return None if position == UNSET else position  # UNSET: the group was deleted
 
+    def take_resets(self, places: Iterable[Queue]) -> dict[Queue, int]:
+        """The same of those of several queues that were reset."""
+        taken = {place: self.take_reset(*place) for place in places if self.is_reset(*place)}
+        return {place: position for place, position in taken.items() if position is not None}
+
     def is_reset(self, group: str, topic: str, queue_id: int) -> bool:
         """Whether a client is to go on elsewhere, and does not know it."""
         return (group, topic, queue_id) in self._resets

@@ -145,3 +145,20 @@ def test_no_commit_undoes_a_reset_that_is_not_noticed_yet(store: broker.LiveStor
         assert not positions.has_resets
         (positions.commit_at_once if is_at_once else positions.commit)(*place, 2)
         assert positions.get(*place) == 3
+
+
+def test_a_client_that_lost_the_queue_keeps_no_reset_from_the_one_that_has_it(serve: Serve, connect: Connect) -> None:
+    """Its last pull waits on for up to 15 s, took the reset, and the one that has the queue went on where it was."""
+    server = serve()
+    before, now = connect(server, client_id="c1"), connect(server, client_id="c2")
+    for _ in range(3):
+        before.publish("orders", b"x")
+    for client in (before, now):
+        client.heartbeat(consumer="billing", topics={"orders": "*"})
+    waiting = [(client, client.pull("billing", "orders", 3, hold_ms=15_000)) for client in (before, now)]
+    await_true(lambda: len(server.held) == len(waiting))
+    reset = {"topic": "orders", "group": "billing", "timestamp": 0, "isForce": "true"}
+    assert connect(server).request(Code.INVOKE_BROKER_TO_RESET_OFFSET, reset).code == Answer.SUCCESS
+    for client, number in waiting:
+        answer = client.answer(number, timeout_s=5)
+        assert (answer.remark, answer.ext["nextBeginOffset"]) == ("OFFSET_RESET", "0")

@@ -89,6 +89,7 @@ class Held:
     size: int  # characters of the expression
     until_s: float  # by the monotonic clock
     seen_end: int
+    moved: int | None = None  # where a reset put its group while it waited
 
 
 def pull_message(context: ServerContext, request: Request) -> RemotingCommand | Held:
@@ -156,9 +157,7 @@ def look(context: ServerContext, held: Held, *, cached_only: bool = False) -> Re
     if held.seen_end != _NEW:
         _check(context, header)
     first, end = queue_range(context.store, header.topic, header.queue_id, cached_only=cached_only)
-    moved = context.positions.take_reset(
-        header.consumer_group, header.topic, header.queue_id
-    )  # once: nothing is raised
+    moved = context.positions.take_reset(*_queue(held)) if held.moved is None else held.moved  # once: nothing is raised
     if moved is not None:
         return _answer(context, held, Found("OFFSET_RESET", moved), first, end)
     if held.seen_end == _LEASED or context.positions.is_leased(header.consumer_group, header.topic, header.queue_id):
@@ -174,12 +173,11 @@ def look(context: ServerContext, held: Held, *, cached_only: bool = False) -> Re
 def _leased(context: ServerContext, held: Held, first: int, end: int) -> RemotingCommand | Held:
     """The pull of a queue that another has, or had until now: what that did not acknowledge is next."""
     header = held.header
-    place = _queue(held)
-    is_leased = context.positions.is_leased(*place)
+    is_leased = context.positions.is_leased(*_queue(held))
     if is_leased and time.monotonic() < held.until_s:
         held.seen_end = _LEASED
         return held
-    position = context.positions.get(*place)
+    position = context.positions.get(*_queue(held))
     next_offset = header.queue_offset if position is None else position
     found = Found("OFFSET_OVERFLOW_ONE" if is_leased else "NO_MATCHED_MESSAGE", next_offset)
     return _answer(context, held, found, first, end)
@@ -292,9 +290,8 @@ def _parsed(text: str, kind: str, sql92: bool) -> Wanted:
             raise SyntaxFault(f"an expression is of the type TAG or SQL92, not {kind!r:.40}")
         return Wanted(Selection.parse(text or "*"))
     except (MessageRejected, SyntaxFault) as error:
-        raise Refused(
-            ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"parse the consumer's subscription failed: {error}"
-        ) from None
+        text = f"parse the consumer's subscription failed: {error}"
+        raise Refused(ResponseCode.SUBSCRIPTION_PARSE_FAILED, text) from None
 
 
 _parsed_once = lru_cache(maxsize=1024)(_parsed)  # each pull of a group states the same one
@@ -348,13 +345,16 @@ class HeldPulls:
         for name in list(self._queues):
             end = self._context.store.writer.queue_end(*name)
             waiting = self._queues[name]
-            has_resets = positions.has_resets
+            if positions.has_resets:  # all learn of it: a client that just lost the queue has a pull here, too
+                moved = positions.take_resets({_queue(one) for one in waiting})
+                for one in waiting:
+                    one.moved = moved.get(_queue(one))
             due = [
                 one
                 for one in waiting
                 if end > one.seen_end
                 or now_s >= one.until_s
-                or (has_resets and positions.is_reset(*_queue(one)))
+                or one.moved is not None
                 or (one.seen_end == _LEASED and self._is_free(one))
             ]
             for held in due:
