@@ -52,12 +52,16 @@ def test_what_is_not_there_is_not_answered_as_if_it_were_empty(
     client = connect(serve())
     place = {"topic": "orders", "queueId": 0, "index": 0, "count": 1}
     spans = {"topic": "orders", "group": "billing"}
+    asked = {"consumerGroup": "billing", "topic": "orders", "queueId": 0}
+    assert client.request(Code.QUERY_CONSUMER_OFFSET, asked).code == Answer.QUERY_NOT_FOUND
     assert client.request(Code.QUERY_CONSUME_TIME_SPAN, spans).code == Answer.TOPIC_NOT_EXIST
     assert client.request(Code.QUERY_CONSUME_QUEUE, place).code == Answer.SYSTEM_ERROR
     store.create_topic("orders", queues=1)
     assert client.request(Code.QUERY_CONSUME_TIME_SPAN, spans).code == Answer.SUCCESS
     assert json_of(client.request(Code.QUERY_CONSUME_QUEUE, place))["queueData"] == []
     assert client.request(Code.GET_EARLIEST_MSG_STORETIME, place).ext["timestamp"] == "-1"
+    assert client.request(Code.QUERY_CONSUMER_OFFSET, asked).ext == {"offset": "0"}
+    assert client.request(Code.QUERY_CONSUMER_OFFSET, asked | {"queueId": 1}).code == Answer.QUERY_NOT_FOUND
 
 
 def test_a_queue_takes_nothing_more_and_is_read_to_its_end_before_it_goes(

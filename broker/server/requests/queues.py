@@ -120,8 +120,10 @@ def query_consumer_offset(context: ServerContext, request: Request) -> RemotingC
     held = context.positions.get(header.consumer_group, header.topic, header.queue_id)
     if held is not None:
         return _offset_answer(request, held)
+    topic = context.store.topic(header.topic)
+    is_there = topic is not None and 0 <= header.queue_id < max(topic.read_queue_count, topic.write_queue_count)
     first, _ = queue_range(context.store, header.topic, header.queue_id)
-    if first == 0 and header.set_zero_if_not_found:
+    if is_there and first == 0 and header.set_zero_if_not_found:
         return _offset_answer(request, 0)
     return request.command.answer(ResponseCode.QUERY_NOT_FOUND, _NOT_FOUND)
 
