@@ -67,6 +67,7 @@ class Overview:
     in_doubt: list[WaitingTransaction]
     parked: list[WaitingTransaction]
     omitted: int = 0  # in doubt and not listed
+    unreadable: int = 0  # of those that would be listed: their half messages are damaged
 
     @property
     def oldest_s(self) -> float:
@@ -75,7 +76,8 @@ class Overview:
 
     def as_json(self) -> dict[str, Any]:
         lists = {"in_doubt": [one.as_json() for one in self.in_doubt], "parked": [one.as_json() for one in self.parked]}
-        return {"counts": self.counts, "oldest_s": self.oldest_s, **lists, "omitted": self.omitted}
+        left_out = {"omitted": self.omitted, "unreadable": self.unreadable}
+        return {"counts": self.counts, "oldest_s": self.oldest_s, **lists, **left_out}
 
 
 def overview(path: str, now_ms: int, limit: int = 100, parked_limit: int | None = None) -> Overview:
@@ -93,12 +95,18 @@ def overview(path: str, now_ms: int, limit: int = 100, parked_limit: int | None 
         parked_places = [(slot, at) for slot, at in waiting if at in parked_notes]
         wanted = [*parked_places[:parked_limit], *asked[:limit]]
         attempts = attempts_at(path, [at for _, at in wanted])
-        halves = (_read(store, slot, at, now_ms, parked_notes.get(at), attempts.get(at)) for slot, at in wanted)
-        read = [half for half in halves if half is not None]
+        read, unreadable = list[WaitingTransaction](), 0
+        for slot, at in wanted:
+            try:
+                half = _read(store, slot, at, now_ms, parked_notes.get(at), attempts.get(at))
+            except broker.CorruptStore:
+                unreadable += 1
+                continue
+            read += [] if half is None else [half]
     counts = {name: states[number] for number, name in _STATE_NAMES.items()}
     counts = {**counts, "in_doubt": len(asked), "parked": len(waiting) - len(asked)}
     listed, parked = [one for one in read if one.why is None], [one for one in read if one.why is not None]
-    return Overview(counts, listed, parked, max(0, len(asked) - limit))
+    return Overview(counts, listed, parked, max(0, len(asked) - limit), unreadable)
 
 
 def _park_notes_of(store: broker.Store, waiting: list[tuple[int, int]], generation: Generation) -> dict[int, ParkNote]:
@@ -167,11 +175,11 @@ def _look_at_table(table: UnitFile) -> tuple[Counter[int], list[tuple[int, int]]
 def _read(
     store: broker.Store, slot: int, commitlog_offset: int, now_ms: int, note: ParkNote | None, attempt: Any
 ) -> WaitingTransaction | None:
-    """One that waits, from its half; None when its segment expired, or when a live broker is not so far yet."""
-    try:
-        half = store.record(commitlog_offset)
-    except broker.CorruptStore:
-        return None
+    """One that waits, from its half; None when its segment expired, or when a live broker is not so far yet.
+
+    Raises CorruptStore for one that is damaged.
+    """
+    half = store.record(commitlog_offset)
     if half is None:
         return None
     properties = half.property_map

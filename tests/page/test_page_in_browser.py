@@ -10,6 +10,7 @@ import pytest
 
 from recovery.views.overview import overview
 from tests.airflow.browser import Browser
+from tests.jobs.shops import shop
 from tests.page.shown_shop import HOSTILE, page_over, shown_shop
 
 pytestmark = [
@@ -88,5 +89,27 @@ def test_an_answer_that_comes_late_is_not_put_over_what_was_clicked_since(tmp_pa
             browser.wait_for("Parked: a person decides")
             browser.run("window.release()")
             assert browser.run("document.querySelector('h1 .path').textContent") == str(quick)
+        finally:
+            browser.close()
+
+
+def test_what_waits_and_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """The page counted three in doubt and listed one: of the two that are damaged it said nothing."""
+    path = shop(tmp_path / "shop", orders=3)
+    first, *_ = overview(str(path), 0).in_doubt
+    log = path / "commitlog" / f"{0:020d}"
+    with log.open("r+b") as file:
+        file.seek(first.commitlog_offset + 40)
+        file.write(b"\xff" * 40)
+    seen = overview(str(path), 0)
+    assert (seen.counts["in_doubt"], len(seen.in_doubt), seen.unreadable) == (3, 2, 1)
+    with page_over(str(path)) as (url, token):
+        browser = Browser()
+        try:
+            browser.open(f"{url}/#token={token}")
+            browser.wait_for("Stores of transactional messages")
+            browser.run("location.hash = 'shop'")
+            shown = browser.wait_for("Parked: a person decides")
+            assert f"The half messages of 1 that wait cannot be read. See where: checkback verify {path}" in shown
         finally:
             browser.close()
