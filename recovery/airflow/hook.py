@@ -100,6 +100,9 @@ class CheckbackHook(BaseHook):
         except ValueError as error:
             where = f"{name} of connection {self.checkback_conn_id}"
             raise BadSettings(f'{where} is not JSON ({error}); it looks like {{"*": {{"interval": "30s"}}}}') from None
+        except RecursionError:
+            text = f"{name} of connection {self.checkback_conn_id}: its values are nested too deeply"
+            raise BadSettings(f"{text}. Give tables of names and values") from None
 
 
 # URLs that hold passwords: they come from connections, at run time, and are masked in every log

@@ -122,7 +122,7 @@ def load(path: str) -> Setup:
     """The setup in a TOML file. Raises BrokerError for a name that is unknown or a value that makes no sense."""
     try:
         raw = tomllib.loads(Disk().read(path).decode("utf-8-sig"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # of bytes that are not UTF-8, and of a number of thousands of digits, too
         raise BrokerError(f"{path} is not TOML: {error}") from None
     except RecursionError:
         raise BrokerError(f"{path}: its values are nested too deeply. Give tables of names and values") from None

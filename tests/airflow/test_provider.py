@@ -162,6 +162,8 @@ def test_what_is_wrong_with_a_connection_is_said(connection: Callable[..., str],
     assert "no such directory" in said
     with pytest.raises(BadSettings, match="is not JSON"):
         _ = CheckbackHook(connection("wrong", path=tmp_path, policy="{")).settings
+    with pytest.raises(BadSettings, match="policy of connection deep: its values are nested too deeply"):
+        _ = CheckbackHook(connection("deep", path=tmp_path, policy="[" * 100_000)).settings
     with pytest.raises(AirflowNotFoundException):
         _ = CheckbackHook("nobody_made_this").path
     for name, value, why in (

@@ -77,6 +77,7 @@ _DEEP = "x = " + "[" * 5000 + "]" * 5000
         ("policy = []\nresolvers = []", "policy is a table, as in [policy], not []"),
         ("resolvers = 'shop'", "resolvers is a table, as in [resolvers], not 'shop'"),
         (_DEEP, "its values are nested too deeply"),
+        pytest.param(f"policy = {'9' * 5000}", "is not TOML: Exceeds the limit", id="digits"),
         ("\ufeff[policie]", "there is no 'policie'"),
     ],
 )
@@ -86,7 +87,7 @@ def test_a_file_of_check_back(store: Path, toml: str, sentence: str, capsys: pyt
     file.write_text(toml)
     ran = command(capsys, "check-back", store, "--config", file)
     assert (ran.code, len(ran.err.splitlines())) == (2, 1), ran.err
-    assert f"{file}: " in ran.err
+    assert ran.err.startswith(f"checkback: {file}")
     assert sentence in ran.err
 
 
