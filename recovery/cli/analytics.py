@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from shlex import quote
 from typing import Annotated
 
 from recovery.cli.declaration import Argument, Option, VerbGroup
-from recovery.cli.shared import AsJson, Store, examples, listing
+from recovery.cli.shared import AsJson, Store, examples, listing, now_ms
 from recovery.cli.terminal.output import Bar, print_json, show
 
 Master = Annotated[
@@ -31,15 +30,15 @@ def transactions(
     from recovery.pipeline.transaction_files import check_out
     from recovery.spark import jobs, sessions
 
-    now_ms = time.time_ns() // 1_000_000
+    started_ms = now_ms()
     with Bar("Verifying") as progress:
         if spark is None:
-            written = in_memory.write_transactions(store, out, now_ms, progress=progress)
+            written = in_memory.write_transactions(store, out, started_ms, progress=progress)
         else:
             StoreLocation(store).files()  # a wrong path is reported before Spark starts
             check_out(store, out)
             with sessions.running(spark) as session:
-                written = jobs.write_transactions(session, store, out, now_ms=now_ms, progress=progress)
+                written = jobs.write_transactions(session, store, out, now_ms=started_ms, progress=progress)
     if as_json:
         print_json(written.as_json())
         return
@@ -64,7 +63,7 @@ def report(
 
     check_page(out)
     with Bar("Verifying") as progress:
-        figures = survey(store, time.time_ns() // 1_000_000, progress)
+        figures = survey(store, now_ms(), progress)
     write_page(out, html_report(figures))
     found = len(figures.report.findings)
     show([f"{out}: {found} finding{'s' if found != 1 else ''}, {figures.report.transactions['in_doubt']} in doubt"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +20,7 @@ from recovery.cli.shared import (
     fail,
     interval_s,
     listing,
+    now_ms,
     seconds,
     secret,
 )
@@ -178,7 +178,7 @@ def park_list(store: Store, as_json: AsJson = False) -> None:
 
     damaged: list[CorruptStore] = []
     with _open(store) as opened:
-        found = listed(opened, _now_ms(), damaged=damaged)
+        found = listed(opened, now_ms(), damaged=damaged)
     if as_json:
         print_json([one.as_json() for one in found])
     elif not found and not damaged:
@@ -234,7 +234,7 @@ def resolve(
                 state,
                 why=why,
                 by=by or f"{who()} at {myself()}",
-                now_ms=_now_ms(),
+                now_ms=now_ms(),
                 ledger=asked.ledger_of(half.producer_group),
                 without_ledger=without_ledger,
                 catalog=kept,
@@ -337,10 +337,6 @@ def _meant(
     if ids and (topic or group):
         raise BadParameter("--topic and --group go with --all-parked")
     return find(store, ids) if ids else chosen(store, topic=topic, producer_group=group, damaged=damaged)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def _show_resolutions(found: Iterable[Resolution], as_json: bool, damaged: Sequence[CorruptStore]) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from recovery.checkback.leader import myself
 from recovery.cli.declaration import Exit, Option, VerbGroup
-from recovery.cli.shared import FINDINGS, WELL, AsJson, Store, examples, listing
+from recovery.cli.shared import FINDINGS, WELL, AsJson, Store, examples, listing, now_ms
 from recovery.cli.terminal.output import print_json, show
 from recovery.humanize import who
 
@@ -72,7 +71,7 @@ def rebind(
 
     def work(opened: LiveStore, found: Ledger) -> LedgerChange:
         options: dict[str, Any] = {"binding_id": binding, "dry_run": dry_run}
-        return ledgers.rebind(opened, found, why=why, by=_by(by), now_ms=_now_ms(), **options)
+        return ledgers.rebind(opened, found, why=why, by=_by(by), now_ms=now_ms(), **options)
 
     _show_change(_with_ledger(store, ledger, schema, table, work), "bound to it already", dry_run, as_json)
 
@@ -94,7 +93,7 @@ def accept(
     from recovery.checkback.ledgers import doctor as ledgers
 
     def work(opened: LiveStore, found: Ledger) -> LedgerChange:
-        return ledgers.accept(opened, found, why=why, by=_by(by), now_ms=_now_ms(), dry_run=dry_run)
+        return ledgers.accept(opened, found, why=why, by=_by(by), now_ms=now_ms(), dry_run=dry_run)
 
     _show_change(_with_ledger(store, ledger, schema, table, work), "nothing is missing", dry_run, as_json)
 
@@ -130,10 +129,6 @@ def _with_ledger(path: str, url: str, schema: str | None, table: str, work: Call
 
 def _by(name: str | None) -> str:
     return name or f"{who()} at {myself()}"
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 _EXAMPLES: dict[Callable[..., Any], str] = {

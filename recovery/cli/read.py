@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from enum import StrEnum
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from broker.errors import BrokerError
 from broker.store.disk.paths import Paths
 from recovery.cli.declaration import Argument, BadParameter, Exit, Option, VerbGroup
-from recovery.cli.shared import CORRUPT, FINDINGS, WELL, AsJson, Store, examples, fail, listing
+from recovery.cli.shared import CORRUPT, FINDINGS, WELL, AsJson, Store, examples, fail, listing, now_ms
 from recovery.cli.terminal.output import Bar, print_entry, print_json, print_json_list, show, warn
 
 if TYPE_CHECKING:
@@ -84,7 +83,7 @@ def _is_kept(store: str, report: Report, spark: str | None) -> bool:
     from recovery.jobs.setup import LATEST, keep_report
 
     engine = "local" if spark is None else f"spark ({spark})"
-    facts = {"now_ms": time.time_ns() // 1_000_000, **report.as_json(), "engine": engine}
+    facts = {"now_ms": now_ms(), **report.as_json(), "engine": engine}
     return keep_report(store, LATEST, facts) is not None
 
 
@@ -103,7 +102,7 @@ def pending(
     from recovery.verify.causes.log_short import short_log
 
     with Bar("Reading") as progress:
-        found = Pending(store, time.time_ns() // 1_000_000, parked=parked, progress=progress)
+        found = Pending(store, now_ms(), parked=parked, progress=progress)
         halves = iter(found)
         first = next(halves, None)
     asked = _checks(store)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import traceback
 from typing import Annotated, NoReturn
 
@@ -132,6 +133,11 @@ def bytes_of(option: str, text: str) -> int:
         return parse_size(text)
     except ValueError as error:
         raise BadParameter(f"{text!r}: {error}", param_hint=option) from None
+
+
+def now_ms() -> int:
+    """The time, in milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
 
 
 def secret(name: str) -> str | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from broker.log_fields import event
 from recovery.cli.declaration import BadParameter, Option, VerbGroup
-from recovery.cli.shared import LogOrNone, Otlp, Store, examples, listing
+from recovery.cli.shared import LogOrNone, Otlp, Store, examples, listing, now_ms
 from recovery.cli.terminal.log_lines import log_to_stderr
 from recovery.cli.terminal.output import show, show_now
 from recovery.cli.terminal.traces import traced
@@ -188,7 +188,7 @@ def metrics(
 
     given = _labels_of(labels or [])
     with broker.open(store, create=False) as opened:
-        found = list(samples(opened, time.time_ns() // 1_000_000))
+        found = list(samples(opened, now_ms()))
     text = exposition((name, kind, {**given, **own}, value) for name, kind, own, value in found)
     show(text.splitlines())
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from recovery.cli.declaration import Argument, BadParameter, Exit, Option, VerbGroup
-from recovery.cli.shared import FINDINGS, USAGE, AsJson, examples, listing, secret
+from recovery.cli.shared import FINDINGS, USAGE, AsJson, examples, listing, now_ms, secret
 from recovery.cli.terminal.output import others_to_stderr, print_json, show, show_now
 
 if TYPE_CHECKING:
@@ -341,7 +341,7 @@ def _tell(rest: Rest, looked_after: Sequence[StoreSettings]) -> None:
     now = time.strftime("%H:%M:%S")
     for store in looked_after:
         if store.path:  # else its connection has it, which is Airflow's to read
-            show_now(f"{now}  {standing(store.name, store.path, time.time_ns() // 1_000_000)}")
+            show_now(f"{now}  {standing(store.name, store.path, now_ms())}")
         else:
             show_now(f"{now}  {store.name}: the page shows it, since the connection {store.connection} has its path")
     show_now(f"{now}  {last_runs([store.name for store in looked_after], rest)}")
