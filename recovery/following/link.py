@@ -7,7 +7,6 @@ import socket
 import time
 from collections.abc import Callable
 from threading import Event
-from types import TracebackType
 from typing import Self
 
 from broker.errors import BrokerError
@@ -128,7 +127,5 @@ class MasterLink:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._socket.close()

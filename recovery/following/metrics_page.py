@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from types import TracebackType
 from typing import Self
 
 from broker.server.metrics import exposition
@@ -44,8 +43,6 @@ class StatusPage:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._server is not None:
             self._server.close()

@@ -7,7 +7,6 @@ when an exporter is made on; a process without one runs no code for it.
 from __future__ import annotations
 
 import time
-from types import TracebackType
 from typing import Self
 
 from broker.errors import BrokerError
@@ -59,7 +58,5 @@ class MetricsExporter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

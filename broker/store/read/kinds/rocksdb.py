@@ -18,7 +18,6 @@ import tempfile
 import time
 import weakref
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any, Self
 
 from broker.errors import CorruptStore, StoreError
@@ -51,9 +50,7 @@ class RocksDB:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
