@@ -340,10 +340,13 @@ class Rebuilding:
         if made is not None:
             begin_swap(self.disk, self.paths, replaced.exchanges(self.paths, made))
             finish_swap(self.disk, self.paths)
-            self._close_as_rocketmq(build, is_damaged=is_damaged)
+            stays = "index" not in {part.live for part in made.parts}  # with files that end elsewhere than ours would
+            full = sorted(one.end_timestamp_ms for one in files.index_headers())[:-1] or [0]
+            index_ms = full[-1] if stays else build.index.last_full_ms
+            self._close_as_rocketmq(build.tracker.last_store_ms, index_ms, is_damaged=is_damaged)
         return made
 
-    def _close_as_rocketmq(self, build: Build, *, is_damaged: bool) -> None:
+    def _close_as_rocketmq(self, last_ms: int, index_ms: int, *, is_damaged: bool) -> None:
         """A checkpoint that says that all is on disk, and no file abort: then the broker believes what it finds.
 
         RocketMQ: StoreCheckpoint, DefaultMessageStore.load (3.1.4, 5.3.3). A 3.x broker that finds `abort` would make
@@ -353,8 +356,7 @@ class Rebuilding:
         with suppress(CorruptStore):  # an empty file is none
             if not is_damaged and (before := read_checkpoint(StoreDirectory(self.path, self.disk))):
                 flushed, confirmed = before.master_flushed_offset, before.confirm_commitlog_offset
-        last_ms = build.tracker.last_store_ms
-        made = Checkpoint(last_ms, last_ms, build.index.last_full_ms, flushed, confirmed)
+        made = Checkpoint(last_ms, last_ms, index_ms, flushed, confirmed)
         self.disk.write_file(self.paths.checkpoint, encode(made))
         if self.disk.entry(self.paths.abort) is not None:
             self.disk.remove(self.paths.abort)

@@ -116,6 +116,16 @@ def test_the_index_of_a_store_that_went_from_3_2_6_to_5_4_is_what_the_log_says(
     assert verify(path).findings.counts["index-missing"] > 100
 
 
+def test_the_checkpoint_states_the_end_of_an_index_that_stays(kind_store: Callable[[str], Path]) -> None:
+    """Its files end elsewhere than ours would: verify called the checkpoint damaged that a rebuild of a queue wrote."""
+    path = kind_store("rocketmq-3.2.6-upgraded")
+    before = verify(path).findings.counts
+    queue = path / "consumequeue" / "Plain" / "0" / f"{0:020}"
+    queue.write_bytes(bytes(20) + queue.read_bytes()[20:])
+    assert [one.part for one in rebuild(path, apply=True, broker_is_stopped=True).differences] == ["consumequeue"]
+    assert verify(path).findings.counts == before
+
+
 def test_an_index_whose_broker_moved_to_another_time_zone_is_what_the_log_says(
     kind_store: Callable[[str], Path],
 ) -> None:
