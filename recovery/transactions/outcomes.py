@@ -278,16 +278,16 @@ class Joins:
         deliveries = rows["offset"][delivered]
         self._report_half_op(outcomes, by_broker[there], rows, ops)
         has_op = np.bincount(group[ops > 0], minlength=count)[there] > 0
-        self._report_unsaid(outcomes, starts, deliveries, has_op)
+        self._report_unsaid(outcomes, starts, deliveries, has_op | by_broker[there])
         self._report_twice(outcomes, starts, deliveries)
         apart = is_half & (copies.is_shared[group] | (indices != last[group]))
         slots = _outcomes(pick(rows, apart), Generation.HALF_OP)
         slots["state"], slots["lowest"] = copies.states[apart], slots["half"]
         yield Outcomes(outcomes, starts, deliveries, slots)
 
-    def _report_unsaid(self, outcomes: Rows, starts: Ints, delivered: Ints, named: npt.NDArray[np.bool_]) -> None:
-        """Delivered transactions of which no op message names any half."""
-        for number in np.flatnonzero((np.diff(starts) > 0) & ~named):
+    def _report_unsaid(self, outcomes: Rows, starts: Ints, delivered: Ints, ended: npt.NDArray[np.bool_]) -> None:
+        """Delivered transactions of which no op message names any half, and which the broker has not given up."""
+        for number in np.flatnonzero((np.diff(starts) > 0) & ~ended):
             first = int(delivered[starts[number]])
             text = f"delivered at {first}, but no op message says so: RocketMQ will check it again"
             self._report("committed-without-op", outcomes["half"][number], text, delivered_offset=first)

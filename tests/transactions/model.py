@@ -175,7 +175,8 @@ def _judge_key(
         if named > 1:
             answer.findings["double-end", half["offset"]] += 1
     last = halves[-1]
-    if delivered and not any(ops[half["queue"], half["place"]] for half in halves):
+    given_up = any(park["says"] == "parked" for park in parks)
+    if delivered and not given_up and not any(ops[half["queue"], half["place"]] for half in halves):
         answer.findings["committed-without-op", last["offset"]] += 1
     state = IN_DOUBT
     if any(park.get("on", True) for park in parks):
@@ -184,7 +185,7 @@ def _judge_key(
         state = ROLLED_BACK
     if delivered:
         state = COMMITTED
-        if any(park["says"] == "parked" for park in parks):
+        if given_up:
             answer.findings["decision-conflict", last["offset"]] += 1
     _tell(answer, halves[0]["offset"], last["offset"], HALF_OP, state, sorted(delivered), last["key"])
 
