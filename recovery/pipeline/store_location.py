@@ -14,10 +14,10 @@ import os
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import pairwise
+from itertools import count, islice, pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -96,6 +96,45 @@ class LogManifest:
     def is_compressed(self, file: SegmentEntry) -> bool:
         """Whether a segment can only be read as a whole."""
         return os.path.splitext(file.path)[1] in COMPRESSIONS
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLog:
+    """A manifest for its way to a task: segments that follow each other in one directory are a first one and a count.
+
+    It travels with each split: 50 GB in segments of 16 MiB were 790 MB of names in the driver.
+    """
+
+    others: LogManifest  # without its segments
+    runs: tuple[tuple[SegmentEntry, int], ...]
+
+    @classmethod
+    def of(cls, log: LogManifest) -> PackedLog:
+        """The manifest, packed."""
+        runs: list[tuple[SegmentEntry, int]] = []
+        following: Iterator[SegmentEntry] = iter(())
+        for file in log.files:
+            if file == next(following, None):
+                runs[-1] = runs[-1][0], runs[-1][1] + 1
+            else:
+                runs.append((file, 1))
+                following = _following(file, log.segment_size)
+        return cls(replace(log, files=()), tuple(runs))
+
+    def unpacked(self) -> LogManifest:
+        """The manifest as it was."""
+        files: list[SegmentEntry] = []
+        for first, length in self.runs:
+            files += [first, *islice(_following(first, self.others.segment_size), length - 1)]
+        return replace(self.others, files=tuple(files))
+
+
+def _following(first: SegmentEntry, segment_size: int) -> Iterator[SegmentEntry]:
+    """The segments that would come behind one, of its size and in its directory."""
+    name_at = len(first.path) - len(os.path.basename(first.path))
+    directory, suffix = first.path[:name_at], first.path[name_at + NAME_DIGITS :]
+    for base in count(first.base + segment_size, segment_size):
+        yield SegmentEntry(base, first.size, f"{directory}{base:0{NAME_DIGITS}}{suffix}")
 
 
 @dataclass(frozen=True, slots=True)

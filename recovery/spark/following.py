@@ -19,7 +19,7 @@ from recovery.pipeline.splits import plan
 from recovery.pipeline.store_location import LogManifest
 from recovery.scan.scanner import Scan
 from recovery.spark.options import Settings
-from recovery.spark.readers import RecordsReader, SplitPartition, fail_at_damage_of_files
+from recovery.spark.readers import RecordsReader, fail_at_damage_of_files, partitions_of
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
@@ -95,7 +95,7 @@ class FollowingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         log = self._settings.place.log()  # all of the batch was flushed when it was planned
         if self._settings.on_corrupt == "fail":
             _check_all_there(log, first, last)
-        return [SplitPartition(log, split) for split in plan(log, self._settings.split_bytes, first, last)]
+        return partitions_of(log, plan(log, self._settings.split_bytes, first, last))
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
         """The batches of a split."""

@@ -13,7 +13,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from broker.errors import BrokerError, CorruptStore
 from recovery.findings import CRC_MISMATCH
 from recovery.pipeline.splits import Reading, Split, plan
-from recovery.pipeline.store_location import LogManifest
+from recovery.pipeline.store_location import LogManifest, PackedLog
 from recovery.scan.arrow import record_batch, wants_of
 from recovery.scan.native.columns import Wants
 from recovery.scan.records import Records
@@ -26,8 +26,14 @@ from recovery.spark.options import FINDINGS, Settings
 class SplitPartition(InputPartition):
     """One split, and the log as the driver saw it."""
 
-    log: LogManifest
+    log: PackedLog
     split: Split
+
+
+def partitions_of(log: LogManifest, splits: Sequence[Split]) -> Sequence[InputPartition]:
+    """What Spark deals out."""
+    packed = PackedLog.of(log)
+    return [SplitPartition(packed, split) for split in splits]
 
 
 class RecordsReader(DataSourceReader):
@@ -46,18 +52,17 @@ class RecordsReader(DataSourceReader):
         log = self.settings.place.log()
         if self.settings.on_corrupt == "fail":
             fail_at_damage_of_files(log, self.selection.start, self.selection.end)
-        splits = plan(log, self.settings.split_bytes, self.selection.start, self.selection.end)
-        return [SplitPartition(log, split) for split in splits]
+        return partitions_of(log, plan(log, self.settings.split_bytes, self.selection.start, self.selection.end))
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
         """The batches of a split."""
         if not isinstance(partition, SplitPartition):  # where there is none to read, Spark makes up a partition
             return
         set_imports_aside()
-        partition.log.check_seen()
-        settings = self.settings
+        log, settings = partition.log.unpacked(), self.settings
+        log.check_seen()
         wants = wants_of(self.columns)
-        reading = Reading(partition.log, partition.split, replace(wants, crc=wants.crc or settings.crc))
+        reading = Reading(log, partition.split, replace(wants, crc=wants.crc or settings.crc))
         for records in reading:
             if settings.on_corrupt == "fail":
                 self._fail_at_damage(reading, records)
@@ -88,12 +93,12 @@ class FindingsReader(DataSourceReader):
         """The splits, and one for the files as such."""
         log = self.settings.place.log()
         splits = plan(log, self.settings.split_bytes)
-        return [SplitPartition(log, Split(-1, 0, 0, 0)), *(SplitPartition(log, split) for split in splits)]
+        return partitions_of(log, [Split(-1, 0, 0, 0), *splits])
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
         """The findings of a split."""
         set_imports_aside()
-        log = partition.log
+        log = partition.log.unpacked()
         log.check_seen()
         if partition.split.number < 0:
             found = [Damage(one.kind, one.start, one.end - one.start, one.reason, one.path) for one in log.damages]

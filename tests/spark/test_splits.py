@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +12,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from recovery.pipeline.splits import Reading, plan
-from recovery.pipeline.store_location import StoreLocation
+from recovery.pipeline.store_location import LogManifest, PackedLog, SegmentEntry, StoreLocation
 from recovery.scan.scanner import Scan
 from recovery.scan.store_files import StoreFiles
+from recovery.spark.following import FollowingReader
+from recovery.spark.options import settings_of
+from recovery.spark.readers import FindingsReader, RecordsReader
 from tests.scan.logs import Chunk, Log, Wanted, logs, truths_and_lies
 
 split_sizes = st.integers(1024, 4096) | st.just(1 << 30)
@@ -105,3 +110,31 @@ def test_a_relative_path_leads_where_the_process_is_now(tmp_path: Path, monkeypa
         monkeypatch.chdir(tmp_path / name)
         assert StoreLocation("store").files().path == str(tmp_path / name / "store")
         assert StoreLocation("store").inside == str(tmp_path / name / "store")
+
+
+def test_a_split_travels_in_few_bytes_however_many_segments_a_log_has(tmp_path: Path) -> None:
+    """Each had the names of all: 50 GB in segments of 16 MiB were 790 MB in the driver, which has 1 GiB."""
+    log = Log(4096)
+    for _ in range(200):
+        log.append(Wanted(chunks=(Chunk("bytes", bytes(3000)),)))
+    settings = settings_of({"path": str(log.write(tmp_path))})
+    following = FollowingReader(settings, ["topic"])
+    for parts in (
+        RecordsReader(settings, ["topic"]).partitions(),
+        FindingsReader(settings).partitions(),
+        following.partitions({"commitlog_offset": 0}, {"commitlog_offset": log.end}),
+    ):
+        assert len(parts) >= 200
+        assert max(len(pickle.dumps(part)) for part in parts) < 2000
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_packed_log_is_unpacked_as_it_was(suffix: str) -> None:
+    """Also where one segment has another size, lies in another directory, or is missing."""
+    place, size = StoreLocation("/data/shop.store"), 4096
+    paths = [f"/data/shop.store/commitlog/{base:020}{suffix}" for base in range(0, 20 * size, size)]
+    files = [SegmentEntry(number * size, size, path) for number, path in enumerate(paths)]
+    odd = [replace(files[7], size=size - 1), replace(files[8], path=f"/other/{8 * size:020}{suffix}")]
+    for kept in ((), tuple(files), (*files[:5], *odd, *files[9:])):
+        log = LogManifest(place, kept, size)
+        assert PackedLog.of(log).unpacked() == log
