@@ -112,6 +112,8 @@ def session(
         )
     if master.startswith("sc://"):
         raise SparkNotReady(f"{master} is a Spark Connect server: a session there {CONNECT}")
+    if asked := _asks_for_connect({**submitted, **(config or {})}, os.environ):
+        raise SparkNotReady(f"{asked} asks for a session of Spark Connect, which {CONNECT}, without {asked}")
     check_installation()
     from pyspark.sql import SparkSession
 
@@ -250,9 +252,19 @@ def _submitted() -> dict[str, str]:
     return dict(SparkConf().getAll())
 
 
+def _asks_for_connect(settings: Mapping[str, str], environment: Mapping[str, str]) -> str:
+    """The setting or the variable by which PySpark would make a session of Spark Connect; empty without one."""
+    if settings.get("spark.api.mode", "").lower() == "connect":
+        return "spark.api.mode=connect"
+    if settings.get("spark.remote"):
+        return "spark.remote"
+    return next((name for name in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED") if name in environment), "")
+
+
 def _settings(*, local: bool) -> dict[str, str]:
     settings = {
         **dict.fromkeys(_MEMORY, "1g"),
+        "spark.api.mode": "classic",  # not SPARK_API_MODE of the environment: a master was given
         "spark.log.level": "ERROR",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.execution.arrow.pyspark.enabled": "true",

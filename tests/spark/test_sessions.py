@@ -80,6 +80,25 @@ def test_spark_connect_is_refused() -> None:
         sessions.session("sc://somewhere")
 
 
+@pytest.mark.parametrize(
+    ("variables", "config", "asked"),
+    [
+        ({"SPARK_REMOTE": "sc://somewhere"}, {}, "SPARK_REMOTE"),
+        ({"SPARK_CONNECT_MODE_ENABLED": "1"}, {}, "SPARK_CONNECT_MODE_ENABLED"),
+        ({}, {"spark.remote": "local[*]"}, "spark.remote"),
+        ({"SPARK_API_MODE": "classic"}, {"spark.api.mode": "Connect"}, "spark.api.mode=connect"),
+    ],
+)
+def test_what_asks_for_spark_connect_is_refused(
+    variables: dict[str, str], config: dict[str, str], asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PySpark's own error reached the user, with its traceback; or Spark was said not to start."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SparkNotReady, match=rf"^{asked} asks for a session of Spark Connect.*, without {asked}$"):
+        sessions.session("local[2]", config=config)
+
+
 @pytest.mark.parametrize("door", [scan, stream, findings, transactions, verify, rebuild, register])
 def test_what_is_no_session_of_sparks_own_is_refused(door: Any, tmp_path: Path) -> None:
     """A session of Spark Connect that a notebook made, and what is not a session, were a missing attribute."""
