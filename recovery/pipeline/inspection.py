@@ -101,6 +101,11 @@ class Inspection:
             self._comparing = SplitComparison(task.log, task.cuts[split.number], split, self.summary.findings)
         self._builder = SplitBuilder(task.rebuild_plan) if task.rebuild_plan is not None else None
 
+    @property
+    def is_expired(self) -> bool:
+        """Whether the segment was removed before it was read."""
+        return self._reading.is_expired
+
     def run(self) -> Iterator[tuple[str, int, Any]]:
         """Read the split; yields its blocks, then its summary."""
         summary = self.summary

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from broker.errors import BrokerError
+from broker.errors import BrokerError, StoreError
 from recovery.pipeline.blocks import FAILED, OUTCOMES, SCHEMA_DDL, SUMMARY, rows_of, values_of
 from recovery.pipeline.inspection import Inspection, InspectionTask, SplitSummary
 from recovery.pipeline.joins import JoinContext, PartitionResult
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _TASKS_PER_CORE = 16
+_FIRST_TIME = "checkback.first"  # what the tasks of a job find set that read the log for the first time
 
 
 class SparkExecutor:
@@ -41,7 +42,12 @@ class SparkExecutor:
 
         numbers = self._spark.range(0, len(splits), 1, self.tasks(len(splits)))
         self._events = self._keep(mapped(numbers, inspect, SCHEMA_DDL))
-        found = self.events.where(f"tag in ('{SUMMARY}', '{FAILED}')").toArrow()
+        context = self._spark.sparkContext
+        context.setLocalProperty(_FIRST_TIME, "true")
+        try:
+            found = self.events.where(f"tag in ('{SUMMARY}', '{FAILED}')").toArrow()
+        finally:
+            context.setLocalProperty(_FIRST_TIME, None)  # type: ignore[arg-type] # which removes it
         for error in values_of(found, FAILED):
             raise error
         return list(values_of(found, SUMMARY))
@@ -104,11 +110,30 @@ class SparkExecutor:
 
 
 def _inspected(task: InspectionTask, split: Split) -> Iterator[tuple[str, int, Any]]:
-    """What the inspection of a split hands over, or why there is none."""
+    """What the inspection of a split hands over, or why there is none.
+
+    Spark does it again for a join where cached blocks were lost: nobody looks then for why there is none, so it raises.
+    """
+    is_again = _is_again()
     try:
-        yield from Inspection(task, split).run()
+        inspection = Inspection(task, split)
+        yield from inspection.run()
     except BrokerError as error:
+        if is_again:
+            raise
         yield FAILED, 0, error
+        return
+    if is_again and inspection.is_expired:
+        path = task.log.file_at(split.start)
+        text = f"{path} was read, Spark lost what it had kept of it, and the file was removed since. Run it again"
+        raise StoreError(text, path=path)
+
+
+def _is_again() -> bool:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return context is not None and context.getLocalProperty(_FIRST_TIME) is None
 
 
 def _by_part(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import PySparkException
 
 import broker
 from broker.errors import CorruptStore, StoreError, StoreFull
@@ -192,3 +193,23 @@ def test_leaving_by_an_exception_cancels_the_tasks(spark: SparkSession) -> None:
     jobs[0].join(30)
     assert "cancel" in str(failures[0]).lower()
     assert time.monotonic() - started < 40
+
+
+def test_what_spark_lost_and_cannot_read_again_is_no_empty_part(
+    spark: SparkSession, golden: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """The rows of a store that went away were 0, without a word, as those of a segment that was removed since."""
+    path = tmp_path / "store"
+    log = shutil.copytree(golden("rocketmq-3.1.5-killed"), path) / "commitlog"
+    rows = transactions(spark, path)
+    count = rows.count()
+    spark.catalog.clearCache()
+    log.rename(tmp_path / "aside")
+    with pytest.raises(PySparkException, match=r"NotAStore: .*commitlog is not there for a task of Spark"):
+        rows.count()
+    log.mkdir()
+    with pytest.raises(PySparkException, match=r"StoreError: .*the file was removed since\. Run it again"):
+        rows.count()
+    log.rmdir()
+    (tmp_path / "aside").rename(log)
+    assert rows.count() == count > 0
