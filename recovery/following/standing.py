@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from broker.errors import StoreError
 from broker.store.disk.files import Disk, Missing
 from broker.store.disk.paths import Paths, path_of_store
 from broker.store.disk.store_lock import is_held
@@ -33,7 +34,7 @@ def copy_standing(path: str | os.PathLike[str]) -> CopyStanding | None:
     known = FollowedStore.read(paths, disk)
     if known is None:
         return None
-    lost = [int(json.loads(disk.read(os.path.join(paths.lost, name)))["bytes"]) for name in _reports(paths, disk)]
+    lost = [_lost_bytes(os.path.join(paths.lost, name), disk) for name in _reports(paths, disk)]
     return CopyStanding(known.master, is_held(paths.lock, disk), sum(lost), len(lost))
 
 
@@ -42,3 +43,11 @@ def _reports(paths: Paths, disk: Disk) -> list[str]:
         return [entry.name for entry in disk.entries(paths.lost) if entry.name.endswith(".json")]
     except Missing:
         return []
+
+
+def _lost_bytes(path: str, disk: Disk) -> int:
+    try:
+        return int(json.loads(disk.read(path))["bytes"])
+    except (TypeError, ValueError, KeyError) as error:
+        text = f"{path} is not a report of what the master lost ({error!r}): move it out of this directory"
+        raise StoreError(text, path=path) from error
