@@ -88,7 +88,11 @@ class WritableStore(Store):
             super().__init__(path, disk)
             self.writer.parts.also_forget.append(self._directory.files.forget_removed)
             self._admission = Admission(
-                topics, self.writer.append_lock, role=role, reject_transactions=reject_transactions
+                topics,
+                self.writer.append_lock,
+                self.writer.clock,
+                role=role,
+                reject_transactions=reject_transactions,
             )
             bridge = TransactionalMessageBridge(self, self.writer, self._admission)
             service = self.writer.dispatcher.engine.name if transactions is None else transactions

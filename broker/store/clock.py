@@ -46,3 +46,8 @@ class StoreClock:
         self._ahead_ns = max(self._ahead_ns, seen_ns - monotonic_ns)
         self.seen_ms = (monotonic_ns + self._ahead_ns) // _MS
         return self.seen_ms
+
+    def ahead_ms(self) -> int:
+        """By how much it is ahead of a wall clock that was set back, in milliseconds; else 0."""
+        now_ms = self.now_ms()
+        return max(0, now_ms - self._wall_ns() // _MS)

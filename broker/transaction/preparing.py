@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from broker.errors import MessageRejected
 from broker.format import properties as names
 from broker.message import Message, check_texts
+from broker.store.clock import StoreClock
 from broker.store.write.admission import DELAYS, Admission
 from broker.store.write.compose import (
     KEPT_FLAGS,
@@ -79,7 +80,7 @@ class HalfWriter:
     def _composed(
         self, message: Message, group: str, queue_id: int, extra: Mapping[str, str] | None, origin: Origin | None
     ) -> Half:
-        statement = _statement(message, group, queue_id, extra, origin)
+        statement = _statement(message, group, queue_id, extra, origin, self._admission.clock)
         composed = compose_half(
             message, self._admission, statement, self._engine, queue_id=queue_id, size_max=self._record_bytes_max,
             origin=origin,
@@ -91,7 +92,12 @@ class HalfWriter:
 
 
 def _statement(
-    message: Message, group: object, queue_id: int, extra: Mapping[str, str] | None, origin: Origin | None
+    message: Message,
+    group: object,
+    queue_id: int,
+    extra: Mapping[str, str] | None,
+    origin: Origin | None,
+    clock: StoreClock,
 ) -> Statement:
     """What the record of a half message will say. Raises MessageRejected, also for a group that no record can hold."""
     if not isinstance(group, str) or not group:
@@ -100,7 +106,8 @@ def _statement(
         check_texts("producer group", group)
     if "\x01" in group or "\x02" in group:
         raise MessageRejected(f"the producer group {group!r:.60} contains 0x01 or 0x02, which separate properties")
-    return statement_of(message, queue_id=queue_id, extra=extra, group=group, is_local=origin is None)
+    is_local = origin is None
+    return statement_of(message, queue_id=queue_id, clock=clock, extra=extra, group=group, is_local=is_local)
 
 
 def _new_half(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -119,3 +120,20 @@ def test_store_times_go_on_and_what_is_delayed_is_not_delivered_early(tmp_path: 
         clock.advance(-7200)
         third = store.append(broker.Message("orders", b"x"))
         assert second.store_timestamp_ms <= third.store_timestamp_ms < ahead_ms + 60_000
+
+
+def test_a_delay_of_any_length_counts_from_the_send_though_the_clock_was_set_back(tmp_path: Path) -> None:
+    """It was a time by the wall clock, and compared with the store's, which was ahead: each was over at the first look.
+
+    Nobody receives while the clock is ahead, so that only the delay that is sent later waits.
+    """
+    with broker.open(tmp_path, layout=LAYOUT) as store, FakeClock() as clock:
+        store.append(broker.Message("orders", b"x"))
+        clock.advance(7200)
+        store.append(broker.Message("orders", b"x"))
+        clock.advance(-7200)
+        store.producer("shop").send(broker.Message("later", b"x"), delay=3)
+        sent_s = time.monotonic()
+        with store.consumer("billing", "later") as consumer:
+            assert consumer.receive(timeout_s=20) is not None
+        assert time.monotonic() - sent_s > 2.5

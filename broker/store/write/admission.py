@@ -22,6 +22,7 @@ from broker.format.topics import (
     is_system_topic,
 )
 from broker.message import Message
+from broker.store.clock import StoreClock
 from broker.store.shared.topicfile import Rules, TopicFile
 
 ROLES = ("master", "slave")
@@ -106,11 +107,17 @@ class Admission:
     """The gate before the log. `lock` is the append lock, under which a topic is made on first use."""
 
     def __init__(
-        self, topics: TopicFile, lock: AbstractContextManager[None], *, role: str, reject_transactions: bool
+        self,
+        topics: TopicFile,
+        lock: AbstractContextManager[None],
+        clock: StoreClock,
+        *,
+        role: str,
+        reject_transactions: bool,
     ) -> None:
         if role not in ROLES:
             raise BrokerError(f"role is one of {', '.join(ROLES)}, not {role!r}")
-        self.topics, self._lock = topics, lock
+        self.topics, self._lock, self.clock = topics, lock, clock
         self.is_slave, self._reject_transactions = role == "slave", reject_transactions
         self.limit: HalfLimit | None = None
 

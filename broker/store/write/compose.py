@@ -13,6 +13,7 @@ from broker.format.java import Host
 from broker.format.sysflag import COMPRESSED, COMPRESSION_MASK, TransactionType
 from broker.format.topics import SCHEDULE_TOPIC
 from broker.message import Message, plain_text
+from broker.store.clock import StoreClock
 from broker.store.write.admission import (
     DELAYS,
     LOCAL_TIMER_MAX_MS,
@@ -74,6 +75,7 @@ def statement_of(
     message: Message,
     *,
     queue_id: int,
+    clock: StoreClock,
     extra: Mapping[str, str] | None = None,
     group: str | None = None,
     is_local: bool = True,
@@ -98,7 +100,7 @@ def statement_of(
         check_arguments(message, queue_id, extra)
         raise
     if extra and not DELAYS.isdisjoint(properties):
-        level = _level(properties, now_ms, prepared=group is not None, is_local=is_local)
+        level = _level(properties, now_ms, clock, prepared=group is not None, is_local=is_local)
         if level:  # a Message has none of its own
             properties |= {names.REAL_TOPIC: message.topic, names.REAL_QID: str(queue_id)}
     return _new_tuple(Statement, (properties, level, now_ms))
@@ -120,7 +122,8 @@ def compose(
     RocketMQ: CommitLog.asyncPutMessage, HookUtils.transformDelayLevelMessage (5.3.3).
     """
     try:
-        statement = statement_of(message, queue_id=queue_id, extra=extra, is_local=origin is None)
+        is_local = origin is None
+        statement = statement_of(message, queue_id=queue_id, clock=admission.clock, extra=extra, is_local=is_local)
         return compose_stated(
             message.topic, message.body, statement, admission, queue_id=queue_id, size_max=size_max, origin=origin,
             is_copy=is_copy,
@@ -224,12 +227,14 @@ def _stored_properties(
     return properties
 
 
-def _level(properties: dict[str, str], now_ms: int, *, prepared: bool, is_local: bool) -> int:
+def _level(properties: dict[str, str], now_ms: int, clock: StoreClock, *, prepared: bool, is_local: bool) -> int:
     """The delay level that a message waits in first; 0 for none. A delay of any length goes from level to level, and is
     none beside a stated level.
 
     A half message with such a delay waits in the shortest level after its commit, whenever that is, and is late by no
     more than that. It does not keep the timer property, for which a broker would move it out of the half topic.
+
+    `now_ms` is the wall clock's, by which a sender says when; the store's, by which it is delivered, may be ahead.
     """
     level = delay_level(properties)
     if level:  # RocketMQ: HookUtils.checkIfTimerMessage (5.3.3)
@@ -245,7 +250,7 @@ def _level(properties: dict[str, str], now_ms: int, *, prepared: bool, is_local:
         properties.pop(names.TIMER_DELIVER_MS, None)
     if due_ms <= now_ms:
         return 0
-    properties |= {names.TIMER_OUT_MS: str(due_ms), names.TIMER_ENQUEUE_MS: str(now_ms)}
+    properties |= {names.TIMER_OUT_MS: str(due_ms + clock.ahead_ms()), names.TIMER_ENQUEUE_MS: str(now_ms)}
     properties[names.DELAY] = str(timer_level(0 if prepared else due_ms - now_ms))
     return int(properties[names.DELAY])
 
