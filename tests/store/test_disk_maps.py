@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import multiprocessing
 import os
@@ -45,6 +46,17 @@ def test_words_of_an_odd_size(tmp_path: Path) -> None:
     Disk().allocate(path, 20 * 3)
     odd = Disk().open_map(path, 60)
     assert (len(odd.view), len(odd.words)) == (60, 7)
+
+
+def test_a_process_without_memory_does_not_look_for_a_disk(page: Map, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sentence was to see that the disk is well and mounted."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    with pytest.raises(StoreError, match=r"cannot be mapped: this process gets no more memory .*ulimit -v"):
+        Disk().open_map(page.path, page.size)
 
 
 def test_a_map_survives_fork(page: Map) -> None:

@@ -102,6 +102,9 @@ def refused(error: OSError, path: str, needed_bytes: int = 0) -> StoreError:
     if error.errno == errno.EXDEV:
         text = f"{path} cannot be moved to another file system, or another mount. Put the whole store on one"
         return StoreError(text, path=path)
+    if error.errno == errno.ENOMEM:
+        text = f"{path} cannot be mapped: this process gets no more memory ({reason}). Raise its limit (ulimit -v)"
+        return StoreError(f"{text}, or that of maps (sysctl vm.max_map_count)", path=path)
     return StoreError(
         f"{path} cannot be written: {reason}. See that the disk is well and is mounted for writing", path=path
     )
