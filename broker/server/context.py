@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from broker.errors import BrokerError
+from broker.errors import BrokerError, StoreFull
 from broker.format.java import Host
 from broker.log_fields import event
 from broker.remoting.codes import RequestCode, ResponseCode
@@ -23,6 +25,8 @@ from broker.store.shared.group_file import GroupFile
 
 if TYPE_CHECKING:
     from broker.live import LiveStore
+
+_FULL_EVERY_S = 60.0
 
 log = logging.getLogger("broker.server")
 
@@ -67,6 +71,7 @@ class ServerContext:
     places: WeakKeyDictionary[Peer, int] = field(default_factory=WeakKeyDictionary)  # cells that a connection took
     is_wiped: bool = False  # no topic is offered for writing. RocketMQ: wipeWritePerm
     started_ms: int = 0
+    full_s: float = -math.inf  # when it was last logged that there is no room, by the monotonic clock
 
     def failed(self, what: str, error: Exception) -> None:
         """Log that something failed in the background; it is tried again."""
@@ -77,6 +82,13 @@ class ServerContext:
         """The same of a round of check-back."""
         text, store = "a round of check-back failed, and is tried again: %s", self.store.path
         log.warning(text, error, exc_info=_unexpected(error), extra=event("check-round-failed", store=store))
+
+    def is_full(self, error: StoreFull) -> None:
+        """Log that there is no room for what clients send, once a minute; they are answered, but an end is oneway."""
+        now_s = time.monotonic()
+        if now_s - self.full_s >= _FULL_EVERY_S:
+            self.full_s = now_s
+            log.warning("what clients send is refused: %s", error, extra=event("store-full", store=self.store.path))
 
     def client_ids(self, group: str) -> list[str]:
         """The members of a group: clients of this server and of others of the store, and consumers without a server."""

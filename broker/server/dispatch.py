@@ -185,7 +185,7 @@ def _restricted(route: Route, command: RemotingCommand) -> Route:
     return route._replace(handler=checked(route.handler), at_once=route.at_once and checked(route.at_once))
 
 
-def refusal(command: RemotingCommand, error: BaseException) -> RemotingCommand:
+def refusal(context: ServerContext, command: RemotingCommand, error: BaseException) -> RemotingCommand:
     """The answer to a request that failed. What nobody expected is logged, without the request's body."""
     if isinstance(error, Refused | ProtocolError):
         return command.answer(error.code, str(error))
@@ -194,6 +194,7 @@ def refusal(command: RemotingCommand, error: BaseException) -> RemotingCommand:
     if isinstance(error, NotPermitted):
         return command.answer(ResponseCode.__members__.get(error.code, ResponseCode.NO_PERMISSION), str(error))
     if isinstance(error, StoreFull):
+        context.is_full(error)
         return command.answer(ResponseCode.SERVICE_NOT_AVAILABLE, str(error))
     if not isinstance(error, BrokerError):
         log.error("request %s failed", command.code, exc_info=error, extra=event("request-failed"))

@@ -322,7 +322,7 @@ class Server:
             result.peer.ask(result.command, lambda response: self._finish(request, result.answer(response)), TIMEOUT_S)
         else:
             self._working -= 1
-            answer = refusal(request.command, result) if isinstance(result, BaseException) else result
+            answer = refusal(self.context, request.command, result) if isinstance(result, BaseException) else result
             request.connection.answered(request.command, answer)
 
     def _look_again(self, held: Held, *, counted: bool = False) -> None:

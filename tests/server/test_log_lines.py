@@ -8,7 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+import broker
+from broker.errors import StoreFull
 from broker.remoting.codes import RequestCode as Code
+from broker.remoting.codes import ResponseCode as Answer
+from tests.server.conftest import Connect, Serve
 from tests.server.wire_client import WireClient
 
 
@@ -28,6 +34,26 @@ def test_each_line_is_an_object_and_holds_no_body(tmp_path: Path) -> None:
     assert {"info", "warning"} <= {line["level"] for line in lines}
     assert any("END_TRANSACTION of shop" in line["message"] for line in lines)
     assert "secret" not in err
+
+
+def test_a_disk_without_room_is_logged_once_a_minute(
+    serve: Serve, connect: Connect, store: broker.LiveStore,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """The clients were answered, and the server's own log said nothing: of a oneway end nobody learned."""
+    client = connect(serve())
+    half = client.publish("orders", b"lamp", sys_flag=4, TRAN_MSG="true", PGROUP="producers")
+    end = {"producerGroup": "producers", "tranStateTableOffset": half.ext["queueOffset"], "commitOrRollback": 8,
+           "commitLogOffset": int(half.ext["msgId"][16:], 16)}  # fmt: skip
+
+    def full(*_: object, **__: object) -> None:
+        raise StoreFull("no space left on the device")
+
+    monkeypatch.setattr(store.transactions, "commit", full)
+    for _ in range(3):
+        assert client.request(Code.END_TRANSACTION, end).code == Answer.SERVICE_NOT_AVAILABLE
+    logged = [one.message for one in caplog.records if "no space left" in one.message]
+    assert logged == ["what clients send is refused: no space left on the device"]
 
 
 def test_another_form_is_refused(tmp_path: Path) -> None:
