@@ -147,6 +147,23 @@ def test_no_commit_undoes_a_reset_that_is_not_noticed_yet(store: broker.LiveStor
         assert positions.get(*place) == 3
 
 
+def test_a_reset_beyond_its_queue_is_refused(serve: Serve, connect: Connect) -> None:
+    """It was a reset to the end, and was answered as if the group stood where it was to go."""
+    client = connect(serve())
+    for _ in range(3):
+        client.publish("orders", b"x")
+    client.heartbeat(consumer="billing", topics={"orders": "*"})
+    asked = {"consumerGroup": "billing", "topic": "orders", "queueId": 0}
+    client.request(Code.UPDATE_CONSUMER_OFFSET, asked | {"commitOffset": 1})
+    reset = {"topic": "orders", "group": "billing", "timestamp": 0, "isForce": "true"}
+    answer = client.request(Code.INVOKE_BROKER_TO_RESET_OFFSET, reset | {"queueId": 0, "offset": 4})
+    assert (answer.code, answer.remark) == (1, "Target offset 4 not in consume queue range [0-3]")
+    assert client.request(Code.QUERY_CONSUMER_OFFSET, asked).ext == {"offset": "1"}
+    assert client.request(Code.INVOKE_BROKER_TO_RESET_OFFSET, reset | {"queueId": 0, "offset": 3}).code == 0
+    assert client.request(Code.INVOKE_BROKER_TO_RESET_OFFSET, reset | {"offset": 3}).code == 0  # of no queue: by time
+    assert client.request(Code.QUERY_CONSUMER_OFFSET, asked).ext == {"offset": "0"}
+
+
 def test_a_client_that_lost_the_queue_keeps_no_reset_from_the_one_that_has_it(serve: Serve, connect: Connect) -> None:
     """Its last pull waits on for up to 15 s, took the reset, and the one that has the queue went on where it was."""
     server = serve()

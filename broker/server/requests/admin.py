@@ -161,8 +161,11 @@ def reset_offsets(context: ServerContext, request: Request) -> RemotingCommand:
     placed: list[tuple[dict[str, Any], int]] = []
     for queue_id in queues:
         first, end = queue_range(store, header.topic, queue_id)
-        if header.queue_offset >= 0:
+        if header.queue_id >= 0 and header.queue_offset >= 0:
             position = header.queue_offset
+            if not first <= position <= end:
+                text = f"Target offset {position} not in consume queue range [{first}-{end}]"
+                raise Refused(ResponseCode.SYSTEM_ERROR, text)
         elif header.timestamp_ms < 0:
             position = end
         else:
