@@ -42,7 +42,7 @@ _GENERATION, _POISON = int(Word.GENERATION), int(Word.POISON)
 _PREPARED, _now_ns = int(TransactionType.PREPARED), time.time_ns
 _MAGICS = (MAGIC_V1, MAGIC_V2)
 
-COMPILED = ("compiled_append", "compiled_prepare", "compiled_end_kept", "compiled_end")
+COMPILED = ("compiled_append", "compiled_send", "compiled_prepare", "compiled_end_kept", "compiled_end")
 """Methods of an appender that the C module may have: each does the whole, or returns None and has done nothing."""
 _CACHED = 1024  # half messages, so that their end needs no decoding
 _CACHED_BYTES_MAX = 16_384  # of one of them
