@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from itertools import combinations
 from pathlib import Path
 
@@ -159,6 +161,20 @@ def test_a_file_that_grows_is_seen(tmp_path: Path) -> None:
     assert queue.read(90, 20) == b"\1" * 10
     (tmp_path / "queue" / f"{100:020}").write_bytes(b"\2" * 100)
     assert queue.read(90, 20) == b"\1" * 10 + b"\2" * 10
+
+
+def test_a_store_releases_what_it_keeps_where_the_application_took_the_rest(tmp_path: Path) -> None:
+    """What it kept open stayed open, and each further queue was refused, until the application closed something."""
+    path = str(tmp_path / "a")
+    with contextlib.closing(open_writer(path, Disk(), SMALL, sync="os")) as store:
+        fill_queues(store, 60)
+    with broker.open(path, read_only=True) as reader, few_open_files(300), contextlib.ExitStack() as others:
+        for queue_id in range(20):
+            assert reader.message("Many", queue_id, 0) is not None
+        with contextlib.suppress(OSError):
+            while True:
+                others.enter_context(open(os.devnull))
+        assert all(reader.message("Many", queue_id, 0) is not None for queue_id in range(20, 60))
 
 
 def test_many_stores_are_read_with_the_open_files_of_a_process(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from shlex import quote
 from broker.errors import StoreError
 from broker.store.disk import platform_info as machine
 from broker.store.disk.maps import Map as Map
-from broker.store.disk.maps import OpenFile
+from broker.store.disk.maps import OpenFile, with_room
 from broker.store.disk.opening import give_directory, opened
 from broker.store.disk.os_errors import Missing as Missing
 from broker.store.disk.os_errors import NotSupported as NotSupported
@@ -88,7 +88,7 @@ class Disk(Calls):
     def entries(self, directory: str) -> list[Entry]:
         """The entries of a directory, sorted by name, without what vanishes meanwhile. Raises Missing without it."""
         try:
-            with os.scandir(directory) as found:
+            with with_room(lambda: os.scandir(directory)) as found:
                 paths = sorted(item.path for item in found)
         except (OSError, ValueError) as error:
             raise explained(error, directory) from error

@@ -12,17 +12,46 @@ process with SIGBUS. A forked child shares the map.
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, TypeVar
+from weakref import WeakSet
 
 from broker import compiled
 from broker.store.disk.os_errors import sync_failed
 
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE of Linux 5.14, which Python 3.11 has no name for
 _start_write: Callable[[int, int, int], None] | None = compiled.fast.start_write if compiled.fast else None
+
+
+_T = TypeVar("_T")
+
+
+class Keeper(Protocol):
+    """What keeps files open that it could open again."""
+
+    def release_half(self) -> bool:
+        """Release half of them, in any thread; whether there were any."""
+
+
+keepers: WeakSet[Keeper] = WeakSet()
+"""Those of this process."""
+
+
+def with_room(call: Callable[[], _T]) -> _T:
+    """What a call returns that opens a file. Raises OSError.
+
+    Where this process may open no more, a store of it releases half of what it keeps, and the call is made once more.
+    """
+    try:
+        return call()
+    except OSError as error:
+        if error.errno != errno.EMFILE or not any(keeper.release_half() for keeper in list(keepers)):
+            raise
+    return call()
 
 
 class Map:
@@ -35,7 +64,7 @@ class Map:
         self.path = path
         self.size = size
         self.inode = os.fstat(file.descriptor).st_ino
-        self._map: mmap.mmap | None = mmap.mmap(file.descriptor, size)
+        self._map: mmap.mmap | None = with_room(lambda: mmap.mmap(file.descriptor, size))
         self.file: OpenFile | None = file  # None when it is closed
         self.view = memoryview(self._map)
         self.words = self.view[: size & ~7].cast("Q")  # in the order of bytes of this machine

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 
 from broker.store.disk.files import Disk, ReadFile
+from broker.store.disk.maps import keepers
 from broker.store.disk.os_errors import closed_store
 
 _MAPS_MIN, _MAPS_MAX = 32, 8192  # Linux gives a process 65,530 maps
@@ -40,6 +41,7 @@ class OpenFiles:
         self._disk = disk
         self._limit = limit
         self._open: dict[tuple[str, int], ReadFile] = {}
+        keepers.add(self)
         self.is_closed = False
 
     def get(self, path: str, inode: int) -> ReadFile:
@@ -64,6 +66,13 @@ class OpenFiles:
             found = self._disk.entry(path)
             if found is None or found.inode != inode:
                 self.forget(path, inode)
+
+    def release_half(self) -> bool:
+        """As a `Keeper`."""
+        count = len(self._open)
+        for _ in range(-(-count // 2)):
+            self._drop_oldest()
+        return count > 0
 
     def _drop_oldest(self) -> None:
         try:

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from typing import TextIO
 
 from broker.errors import StoreError
-from broker.store.disk.maps import OpenFile
+from broker.store.disk.maps import OpenFile, with_room
 
 _FILE, _DIRECTORY = 0o666, 0o2777  # of the permissions of the directory above, those that a new entry takes over
 _STREAMS = 2  # the highest number of a standard stream
@@ -35,6 +35,10 @@ def opened(path: str, flags: int, *, is_copied: bool = False) -> int:
 
     Root follows no link of another user's where it writes, nor where it makes what it reads known: `is_copied`.
     """
+    return with_room(lambda: _opened(path, flags, is_copied=is_copied))
+
+
+def _opened(path: str, flags: int, *, is_copied: bool) -> int:
     if os.geteuid() != 0 or not (is_copied or flags & _WRITES):
         return _not_a_stream(os.open(path, flags | os.O_CLOEXEC, 0o666))
     with _above(path) as (name, above):

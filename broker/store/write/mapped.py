@@ -11,7 +11,7 @@ from random import randrange
 
 from broker.format.consumequeue import FILLER, UNIT_SIZE, Unit
 from broker.store.disk.files import Disk, Map
-from broker.store.disk.maps import Flusher
+from broker.store.disk.maps import Flusher, keepers
 from broker.store.disk.open_files import is_crowded, maps_of_queues_max
 from broker.store.disk.os_errors import closed_store
 from broker.store.read.segments import NAME_DIGITS
@@ -193,14 +193,24 @@ class OpenMaps:
     def __init__(self) -> None:
         self._made: dict[tuple[MappedQueue, int], None] = {}  # in this order
         _of_process.add(self)
+        keepers.add(self)
 
     def note(self, queue: MappedQueue, base: int, *, is_crowded: bool) -> None:
         """That a queue has mapped the file that begins at `base`."""
         self._made.pop((queue, base), None)
         self._made[queue, base] = None
         most = min(self._most(), max(len(self._made) - 2, _MAPS_MIN) if is_crowded else len(self._made))
+        self._release_down_to(most)
+
+    def release_half(self) -> bool:
+        """As a `Keeper`."""
+        count = len(self._made)
+        self._release_down_to(count // 2)
+        return len(self._made) < count
+
+    def _release_down_to(self, most: int) -> None:
         with contextlib.suppress(RuntimeError, StopIteration):  # another thread opens or closes one at this moment
-            while (count := len(self._made)) > most:
+            while (count := len(self._made)) > max(most, 1):
                 old, at = next(islice(self._made, randrange(count // 2), None))
                 self._made.pop((old, at), None)
                 old.release(at)
