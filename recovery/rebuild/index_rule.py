@@ -1,7 +1,10 @@
-"""By which of RocketMQ's rules the index of a store is made: it differs from version to version."""
+"""By which of RocketMQ's rules an index is made, which differs from version to version, and in which sizes."""
 
 from __future__ import annotations
 
+from collections import Counter
+
+from broker.format.index import ITEM_COUNT, SLOT_COUNT
 from broker.format.sysflag import TransactionType
 from recovery.findings import Findings
 from recovery.scan.kinds import Kinds
@@ -39,3 +42,15 @@ def index_rule(files: StoreFiles, *, ours: bool = False) -> IndexingRule:
         has_slots = len(slots) < 2 or bool(slots.any())
         return IndexingRule.V5 if keyed or ours else IndexingRule.V3 if has_slots else IndexingRule.V32
     return IndexingRule.V5
+
+
+def index_counts(files: StoreFiles) -> tuple[int, int]:
+    """How many slots and items a file of the index has: as in the newest size of several files, or the first's.
+
+    A broker that is set otherwise than before takes its present numbers for those of all files. A size that one file
+    alone has may be of a file that was cut. RocketMQ: IndexService.load (5.3.3).
+    """
+    held = open_index(files.index, Findings())
+    sizes = Counter(file.segment.size for file in held)
+    newest = next((file for file in reversed(held) if sizes[file.segment.size] > 1), held[0] if held else None)
+    return (newest.slots, newest.items) if newest else (SLOT_COUNT, ITEM_COUNT)

@@ -24,7 +24,7 @@ from shlex import quote
 from typing import cast
 
 from broker.errors import BrokerError, CorruptStore, StoreError, StoreFull
-from broker.format import consumequeue, index, redolog, statetable
+from broker.format import consumequeue, redolog, statetable
 from broker.format.checkpoint import Checkpoint, encode
 from broker.store.disk.files import Disk, Missing
 from broker.store.disk.os_errors import temporary_not_written
@@ -42,12 +42,12 @@ from broker.store.shared.control import Word
 from broker.store.shared.directory_swap import begin_swap, finish_swap, remove_built
 from broker.store.writer import StoreWriter, open_writer
 from broker.transaction.events import Generation
-from recovery.findings import Finding, Findings
+from recovery.findings import Finding
 from recovery.interrupts import temporary_directory
 from recovery.rebuild import file_writers, replaced, unfit_log
 from recovery.rebuild.builder import Build
 from recovery.rebuild.diff import differences
-from recovery.rebuild.index_rule import index_rule
+from recovery.rebuild.index_rule import index_counts, index_rule
 from recovery.rebuild.misfits import misfits_of_store
 from recovery.rebuild.quiescence import STILL_S, check_still, only_rebuild
 from recovery.rebuild.replaced import Replacement
@@ -56,7 +56,6 @@ from recovery.scan.native.columns import Wants
 from recovery.scan.record_at import record_at
 from recovery.scan.scanner import Damage, Scan
 from recovery.scan.store_files import StoreFiles
-from recovery.verify.index_files import open_index
 from recovery.verify.record_checks import wrong_crcs
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
@@ -376,8 +375,7 @@ def sizes_of(files: StoreFiles, disk: Disk) -> StoreLayout:
     if file is not None:
         return file.layout
     queues = Counter(one.size for queue in files.queues() for one in files.queue(*queue).segments)
-    held = open_index(files.index, Findings())
-    slots, items = (held[0].slots, held[0].items) if held else (index.SLOT_COUNT, index.ITEM_COUNT)
+    slots, items = index_counts(files)
     segment_bytes = files.commitlog.segment_size
     # Of sizes that are as frequent the largest, as in `StoreFiles.wrong_sizes`: the other is of a file that was cut.
     queue_bytes = max(queues, key=lambda size: (queues[size], size), default=0) or consumequeue.FILE_SIZE

@@ -143,3 +143,17 @@ def test_an_index_whose_broker_moved_to_another_time_zone_is_what_the_log_says(
     last.write_bytes(raw)
     assert [str(one) for one in verify(path).findings] == []
     assert rebuild(path).ok
+
+
+def test_an_index_is_made_in_the_sizes_that_its_broker_is_set_to_now(kind_store: Callable[[str], Path]) -> None:
+    """maxIndexNum was changed: the broker takes its number for that of all files, and a rebuild took the first's."""
+    path = kind_store("rocketmq-5.5.0-clean")
+    names = sorted(os.listdir(path / "index"))
+    before = {os.stat(path / "index" / name).st_size for name in names}
+    for name in names[-2:]:
+        with (path / "index" / name).open("r+b") as file:
+            file.truncate(max(before) + 40 * IndexItem.SIZE)
+    (path / "index" / names[1]).unlink()
+    assert rebuild(path, apply=True, broker_is_stopped=True).applied
+    assert {file.stat().st_size for file in (path / "index").iterdir()} == {max(before) + 40 * IndexItem.SIZE}
+    assert verify(path).ok
