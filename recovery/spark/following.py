@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
-from broker.errors import CorruptStore
+from broker.errors import BrokerError, CorruptStore
 from broker.format.commitlog import BLANK_SIZE
 from broker.store.disk.files import Missing
 from recovery.pipeline.splits import plan
 from recovery.pipeline.store_location import LogManifest
 from recovery.scan.scanner import Scan
-from recovery.spark.options import Settings
+from recovery.spark.options import NAME, Settings
 from recovery.spark.readers import RecordsReader, fail_at_damage_of_files, partitions_of
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class FollowingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, int] | None = None, limit: ReadLimit | None = None) -> dict[str, int]:  # noqa: N802
         """Where the records end by now, at most the bytes of `limit` behind `start`."""
-        begin = (start or self.initialOffset())["commitlog_offset"]
+        begin = _place_of(self.initialOffset() if start is None else start)
         most = self._settings.max_bytes if limit is None else getattr(limit, "max_bytes", 0)
         # Without records whose place others may take: after a power cut, or after a process was killed.
         log = self._settings.place.log(durable=True)
@@ -89,7 +89,7 @@ class FollowingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         """The splits between two offsets."""
-        first, last = start["commitlog_offset"], end["commitlog_offset"]
+        first, last = _place_of(start), _place_of(end)
         if first >= last:
             return []
         log = self._settings.place.log()  # all of the batch was flushed when it was planned
@@ -103,6 +103,15 @@ class FollowingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, int]) -> None:
         """Nothing is held back for a batch, so nothing is released."""
+
+
+def _place_of(noted: object) -> int:
+    """The CommitLog offset in a stream's offset. Raises BrokerError for what another source noted in a checkpoint."""
+    place = noted.get("commitlog_offset") if isinstance(noted, dict) else None
+    if not isinstance(place, int):
+        text = f"the checkpoint says {noted!r:.60}, which is of another source than {NAME}"
+        raise BrokerError(f"{text}. Give a checkpointLocation of its own")
+    return place
 
 
 def _is_empty(log: LogManifest, commitlog_offset: int) -> bool:

@@ -98,6 +98,17 @@ def test_a_run_of_what_is_there_now_ends_although_the_log_grows(tmp_path: Path) 
     assert len(steps) == 4
 
 
+@pytest.mark.parametrize("noted", [0, 17, {"orders": {"0": 5}}, {"commitlog_offset": "5"}])
+def test_the_checkpoint_of_another_source_is_refused(tmp_path: Path, noted: Any) -> None:
+    """As of the source `rate`, or of Kafka: the stream ended with TypeError, or KeyError."""
+    broker.open(tmp_path / "store").close()
+    reader = FollowingReader(settings_of({"path": str(tmp_path / "store")}), ["commitlog_offset"])
+    sentence = r"^the checkpoint says .*, which is of another source than rocketmq-commitlog\. Give "
+    for plan in (reader.latestOffset, lambda start: reader.partitions(start, {"commitlog_offset": 9})):
+        with pytest.raises(broker.BrokerError, match=sentence):
+            plan(noted)
+
+
 def test_half_a_record_waits(tmp_path: Path) -> None:
     """What is being written is left to the next batch; maxBytes bounds one."""
     log = Log(8192)
