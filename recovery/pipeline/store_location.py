@@ -221,6 +221,8 @@ def filesystem_of(path: str) -> tuple[Any, str]:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         scheme, _, rest = path.partition("://")
         step = f". Write s3://{rest}" if scheme in _OF_HADOOP else ""
+        if reason.startswith("Unable to load"):  # hdfs:// and viewfs:// are Hadoop's own library, in this process
+            step = ". It needs JAVA_HOME, HADOOP_HOME, and in CLASSPATH what `hadoop classpath --glob` prints"
         raise StoreError(f"{path}: pyarrow cannot reach this file system: {reason}{step}", path=path) from error
     return filesystem, inside
 

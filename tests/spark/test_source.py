@@ -335,6 +335,15 @@ def test_the_scheme_that_spark_has_for_s3_is_named() -> None:
         StoreLocation("s3a://archive/shop.store").log()
 
 
+def test_what_hadoops_file_system_needs_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """PyArrow alone says that it cannot load libjvm, or libhdfs, and where it looked in a hundred lines."""
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setenv("HADOOP_HOME", str(tmp_path))
+    sentence = r"Unable to load lib\w+\. It needs JAVA_HOME, HADOOP_HOME, and in CLASSPATH what `hadoop "
+    with pytest.raises(StoreError, match=sentence):
+        StoreLocation("hdfs://127.0.0.1:1/shop.store").log()
+
+
 def test_the_form_in_which_spark_prints_a_path_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`file:/data` was a directory called `file:` in the current one: what was to be written landed there."""
     monkeypatch.chdir(tmp_path)
