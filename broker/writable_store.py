@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypedDict
 
-from broker.errors import MessageRejected, shown
+from broker.errors import BrokerError, MessageRejected, shown
 from broker.format import properties as names
 from broker.format.commitlog import Record
 from broker.format.config import DEFAULT_QUEUES, TopicConfig, new_topic
@@ -150,7 +150,9 @@ class WritableStore(Store):
         """
         try:
             placed = self._send_at_once(message, queue_id, extra_properties, origin)
-        except (AttributeError, TypeError):
+        except BrokerError:
+            raise
+        except Exception:
             check_arguments(message, queue_id, extra_properties, origin)
             raise
         if placed is None:
