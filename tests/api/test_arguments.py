@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy
+import numpy as np
 import pytest
 from sqlalchemy import create_engine
 
@@ -95,7 +95,7 @@ MISTAKES: dict[str, Call] = {
     "a queue that is true": lambda store: store.append(MESSAGE, queue_id=True),
     "a queue of a fraction": lambda store: store.append(MESSAGE, queue_id=1.0, extra_properties={"DELAY": "1"}),
     "properties of text": lambda store: store.append(MESSAGE, extra_properties="a=b"),
-    "properties of an array": lambda store: store.append(MESSAGE, extra_properties=numpy.array(["a", "b"])),
+    "properties of an array": lambda store: store.append(MESSAGE, extra_properties=np.array(["a", "b"])),
     "a property of a number": lambda store: store.append(MESSAGE, extra_properties={"a": 1}),
     "an origin that is a host": lambda store: store.append(MESSAGE, origin="127.0.0.1"),
     "a batch of one message": lambda store: store.append_batch(MESSAGE),
