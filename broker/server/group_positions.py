@@ -241,18 +241,20 @@ class GroupPositions:
 
         That is where the group stands now: a client of another server may have learned of the reset, and gone on.
         """
-        place, cells = (group, topic, queue_id), self.table.cells
+        place = group, topic, queue_id
         is_reset = self._resets.pop(place, None) is not None  # the event loop does it: without the lock
         if place not in self._fences and len(self._fences) < _FENCES_MAX:
             self._fences[place] = self._fence(place)
-        cell = cells.find(*place) if is_reset else None
-        position = UNSET if cell is None else cells.position(cell)
-        return None if position == UNSET else position  # UNSET: the group was deleted
+        return self._reset_to(place) if is_reset else None
 
-    def take_resets(self, places: Iterable[Queue]) -> dict[Queue, int]:
-        """The same of those of several queues that were reset."""
-        taken = {place: self.take_reset(*place) for place in places if self.is_reset(*place)}
-        return {place: position for place, position in taken.items() if position is not None}
+    def pending_reset(self, group: str, topic: str, queue_id: int) -> int | None:
+        """The same, where a client is yet to take it."""
+        return self._reset_to((group, topic, queue_id)) if self.is_reset(group, topic, queue_id) else None
+
+    def _reset_to(self, place: Queue) -> int | None:
+        cell = self.table.cells.find(*place)
+        position = UNSET if cell is None else self.table.cells.position(cell)
+        return None if position == UNSET else position  # UNSET: the group was deleted
 
     def is_reset(self, group: str, topic: str, queue_id: int) -> bool:
         """Whether a client is to go on elsewhere, and does not know it."""

@@ -179,3 +179,22 @@ def test_a_client_that_lost_the_queue_keeps_no_reset_from_the_one_that_has_it(se
     for client, number in waiting:
         answer = client.answer(number, timeout_s=5)
         assert (answer.remark, answer.ext["nextBeginOffset"]) == ("OFFSET_RESET", "0")
+
+
+def test_a_pull_that_is_refused_takes_no_reset(serve: Serve, connect: Connect) -> None:
+    """A topic is closed for readers, its group reset, the topic opened: the group went on where it was."""
+    server = serve()
+    client, admin = connect(server), connect(server)
+    for _ in range(3):
+        client.publish("orders", b"x")
+    client.heartbeat(consumer="billing", topics={"orders": "*"})
+    number = client.pull("billing", "orders", 3, hold_ms=15_000)
+    await_true(lambda: len(server.held) == 1)
+    topic = {"topic": "orders", "readQueueNums": 4, "writeQueueNums": 4, "topicFilterType": "SINGLE_TAG"}
+    assert admin.request(Code.UPDATE_AND_CREATE_TOPIC, topic | {"perm": 2}).code == Answer.SUCCESS
+    reset = {"topic": "orders", "group": "billing", "timestamp": 0, "isForce": "true"}
+    assert admin.request(Code.INVOKE_BROKER_TO_RESET_OFFSET, reset).code == Answer.SUCCESS
+    assert client.answer(number, timeout_s=5).code == Answer.NO_PERMISSION
+    assert admin.request(Code.UPDATE_AND_CREATE_TOPIC, topic | {"perm": 6}).code == Answer.SUCCESS
+    answer = client.answer(client.pull("billing", "orders", 3))
+    assert (answer.remark, answer.ext["nextBeginOffset"]) == ("OFFSET_RESET", "0")

@@ -157,7 +157,8 @@ def look(context: ServerContext, held: Held, *, cached_only: bool = False) -> Re
     if held.seen_end != _NEW:
         _check(context, header)
     first, end = queue_range(context.store, header.topic, header.queue_id, cached_only=cached_only)
-    moved = context.positions.take_reset(*_queue(held)) if held.moved is None else held.moved  # once: nothing is raised
+    taken = context.positions.take_reset(*_queue(held))  # once: nothing is raised behind it
+    moved = held.moved if taken is None else taken
     if moved is not None:
         return _answer(context, held, Found("OFFSET_RESET", moved), first, end)
     if held.seen_end == _LEASED or context.positions.is_leased(header.consumer_group, header.topic, header.queue_id):
@@ -346,9 +347,8 @@ class HeldPulls:
             end = self._context.store.writer.queue_end(*name)
             waiting = self._queues[name]
             if positions.has_resets:  # all learn of it: a client that just lost the queue has a pull here, too
-                moved = positions.take_resets({_queue(one) for one in waiting})
-                for one in waiting:
-                    one.moved = moved.get(_queue(one))
+                for one in waiting:  # whoever is refused, or gone, does not take it from the next pull
+                    one.moved = positions.pending_reset(*_queue(one))
             due = [
                 one
                 for one in waiting
