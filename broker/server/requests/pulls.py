@@ -347,7 +347,7 @@ class HeldPulls:
             end = self._context.store.writer.queue_end(*name)
             waiting = self._queues[name]
             if positions.has_resets:  # all learn of it: a client that just lost the queue has a pull here, too
-                for one in waiting:  # whoever is refused, or gone, does not take it from the next pull
+                for one in waiting:  # one that is refused, or gone, leaves it to the next pull
                     one.moved = positions.pending_reset(*_queue(one))
             due = [
                 one
