@@ -112,8 +112,7 @@ def session(
         )
     if master.startswith("sc://"):
         raise SparkNotReady(f"{master} is a Spark Connect server: a session there {CONNECT}")
-    if asked := _asks_for_connect({**submitted, **(config or {})}, os.environ):
-        raise SparkNotReady(f"{asked} asks for a session of Spark Connect, which {CONNECT}, without {asked}")
+    _refuse_connect({**submitted, **(config or {})})
     check_installation()
     from pyspark.sql import SparkSession
 
@@ -179,6 +178,7 @@ def running(
     The arguments are as of `session`. Raises SparkNotReady; SparkJobFailed for what Spark raises within.
     """
     check_installation()
+    _refuse_connect(config or {})  # PySpark would look for a session of it, with libraries that are not here
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
@@ -250,6 +250,11 @@ def _submitted() -> dict[str, str]:
 
     SparkContext._ensure_initialized()  # noqa: SLF001 - PySpark has no public door
     return dict(SparkConf().getAll())
+
+
+def _refuse_connect(settings: Mapping[str, str]) -> None:
+    if asked := _asks_for_connect(settings, os.environ):
+        raise SparkNotReady(f"{asked} asks for a session of Spark Connect, which {CONNECT}, without {asked}")
 
 
 def _asks_for_connect(settings: Mapping[str, str], environment: Mapping[str, str]) -> str:

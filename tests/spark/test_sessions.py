@@ -95,8 +95,11 @@ def test_what_asks_for_spark_connect_is_refused(
     """PySpark's own error reached the user, with its traceback; or Spark was said not to start."""
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(SparkNotReady, match=rf"^{asked} asks for a session of Spark Connect.*, without {asked}$"):
+    refused = pytest.raises(SparkNotReady, match=rf"^{asked} asks for a session of Spark Connect.*, without {asked}$")
+    with refused:
         sessions.session("local[2]", config=config)
+    with refused, sessions.running("local[2]", config=config):
+        pass
 
 
 @pytest.mark.parametrize("door", [scan, stream, findings, transactions, verify, rebuild, register])
