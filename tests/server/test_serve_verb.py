@@ -95,3 +95,10 @@ def test_where_nothing_is_it_names_the_option_that_makes_a_store(tmp_path: Path)
     assert done.returncode == 2
     assert done.stderr.strip().endswith("or let --create make a store there")
     assert not (tmp_path / "store").exists()
+
+
+def test_no_option_makes_a_store_at_a_uri() -> None:
+    words = [sys.executable, "-m", "recovery.cli", "serve", "file:///srv/store", "--seconds", "1"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=50)
+    assert done.returncode == 2
+    assert done.stderr.strip().endswith("Give the path where that file system is mounted")

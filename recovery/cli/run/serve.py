@@ -129,12 +129,13 @@ def _opened(store: str, sync: str, create: bool) -> LiveStore:
     """The store, open for writing. Raises what `broker.open` does, and names --create where nothing is at the path."""
     import broker
     from broker.errors import NotAStore
+    from broker.store.disk.paths import why_not_a_path
 
     mode: Any = sync  # refused by `broker.open` if it is unknown
     try:
         return broker.open(store, sync=mode, create=create)
     except NotAStore as error:
-        if create or os.path.lexists(store):
+        if create or os.path.lexists(store) or why_not_a_path(store):
             raise
         raise NotAStore(f"{error}; or let --create make a store there", path=store) from error
 
