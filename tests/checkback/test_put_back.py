@@ -141,3 +141,18 @@ def test_a_table_that_was_put_back_without_its_key_takes_no_tombstone(
     with shop.ledger.engine.begin() as connection:
         connection.execute(text(step))
     assert (run_due("check-back", shop.path, "--ledger", shown(url))[0], shop.in_doubt()) == (WELL, 0)
+
+
+def test_a_table_that_was_put_back_with_names_in_capitals_has_its_key(
+    shop: Shop, run_due: Callable[..., tuple[int, str, str]], url: URL
+) -> None:
+    """SQLite and MariaDB take them for the same, and it was said that the table has no key, or does not answer."""
+    if (kind := url.get_backend_name()) == "postgresql":
+        pytest.skip("to it they are other names")
+    shop.buy_and_vanish(1, saved=False)
+    with shop.ledger.engine.begin() as connection:
+        connection.execute(text("ALTER TABLE checkback_ledger RENAME COLUMN ledger_key TO LEDGER_KEY"))
+        if kind == "sqlite":  # in one step it refuses the same name
+            connection.execute(text("ALTER TABLE checkback_ledger RENAME TO moved"))
+            connection.execute(text("ALTER TABLE moved RENAME TO CHECKBACK_LEDGER"))
+    assert (run_due("check-back", shop.path, "--ledger", shown(url))[0], shop.in_doubt()) == (WELL, 0)

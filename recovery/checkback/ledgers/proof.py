@@ -204,10 +204,12 @@ def key_trouble(connection: Connection, ledger: Ledger) -> str:
     A dump that was put back without its keys, or a table made from a SELECT, has none. Raises what the database raises.
     """
     found, (name, schema) = inspect(connection), (ledger.rows.name, ledger.rows.schema)
+    if connection.dialect.name == "sqlite":  # which knows a table by its name in any case, and SQLAlchemy does not
+        name = next((one for one in found.get_table_names(schema) if one.lower() == name.lower()), name)
     keys: list[Sequence[str | None]] = [found.get_pk_constraint(name, schema)["constrained_columns"]]
     keys += [one["column_names"] for one in found.get_indexes(name, schema) if one["unique"]]
     keys += [one["column_names"] for one in found.get_unique_constraints(name, schema)]
-    if [_KEY] in keys:
+    if any([(column or "").lower() for column in columns] == [_KEY] for columns in keys):
         return ""
     table = str(connection.dialect.identifier_preparer.format_table(ledger.rows))
     text = f"{table} has no primary key, so a tombstone would keep no late commit out. Make the key again"
