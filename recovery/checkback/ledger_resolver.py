@@ -168,7 +168,8 @@ class LedgerResolver:
                 binding_id = self._prove(connection)
                 if _binding(half) not in (None, binding_id):
                     return _of_another(_binding(half), binding_id)
-                self._check_key(connection)
+                if trouble := self._key_trouble(connection):
+                    return trouble
                 return self.decide(key, half.producer_group, state, by, connection)
         except (WrongLedger, SQLAlchemyError) as error:
             return self.trouble(error)
@@ -176,8 +177,8 @@ class LedgerResolver:
     def _missing(self, groups: dict[str, str], connection: Connection) -> dict[str, Answer]:
         """A tombstone for each key, while the database answers, and that and locks take a bearable time."""
         found: dict[str, Answer] = {}
-        if groups:
-            self._check_key(connection)
+        if groups and (trouble := self._key_trouble(connection)):
+            return dict.fromkeys(groups, trouble)
         if self._ledger.dialect == "sqlite":
             for start in range(0, len(groups), _BATCH):
                 chunk = dict(list(groups.items())[start : start + _BATCH])
@@ -190,12 +191,11 @@ class LedgerResolver:
             rest = rest or _for_the_rest(found[key], time.monotonic() - started)
         return found
 
-    def _check_key(self, connection: Connection) -> None:
-        """Raises WrongLedger where a second row of one key would be taken: a tombstone would decide nothing."""
+    def _key_trouble(self, connection: Connection) -> Answer | None:
+        """The answer where a second row of one key would be taken: a tombstone would decide nothing."""
         with begun(connection):
             trouble = key_trouble(connection, self._ledger)
-        if trouble:
-            raise WrongLedger(f"{NOTHING_DECIDED}{trouble}")
+        return Answer(Outcome.REFUSED, f"{NOTHING_DECIDED}{trouble}") if trouble else None
 
     def _committed(self, connection: Connection, keys: list[str]) -> dict[str, Answer]:
         """The keys that a batch may answer for: those that committed, and no others."""

@@ -125,17 +125,19 @@ def test_an_application_that_starts_on_a_backup_does_not_make_it_look_right(
 def test_a_table_that_was_put_back_without_its_key_takes_no_tombstone(
     shop: Shop, run_due: Callable[..., tuple[int, str, str]], url: URL
 ) -> None:
-    """The order was rolled back, and saved behind that: its row went in beside the tombstone."""
+    """The order was rolled back, and saved behind that: its row went in beside the tombstone. What is saved is sent."""
     shop.buy_and_vanish(1, saved=False)
+    shop.buy_and_vanish(2)
     with shop.ledger.engine.begin() as connection:
         connection.execute(text("CREATE TABLE dumped AS SELECT * FROM checkback_ledger"))
         connection.execute(text("DROP TABLE checkback_ledger"))
         connection.execute(text("ALTER TABLE dumped RENAME TO checkback_ledger"))
-    (half,) = shop.store.transactions.in_doubt()
+    half, _ = shop.store.transactions.in_doubt()
     words = ("resolve", shop.path, half.message_id, "--rollback", "--why", "gone", "--ledger", shown(url))
     for wanted, verb in ((USAGE, ("check-back", shop.path, "--ledger", shown(url))), (FINDINGS, words)):
         code, out, error = run_due(*verb)
         assert (code, shop.in_doubt(), "has no primary key" in out + error) == (wanted, 1, True), out + error
+        assert shop.announced() == [2]
     _, out, _ = run_due("ledger", "doctor", shop.path, "--ledger", shown(url))
     (step,) = re.findall("next: .*: (CREATE UNIQUE INDEX .*)", out)
     with shop.ledger.engine.begin() as connection:
