@@ -335,6 +335,7 @@ _SOCKET = "--ledger 'postgresql+psycopg:///shop?host=%2Frun%2Fpg' --schema eu"
         ("postgresql+psycopg:///shop?host=/run/pg", {"schema": "eu"}, _SOCKET),
         ("postgresql+psycopg://shop:secret@db/shop", {"table": "money"}, "--ledger URL --table money"),
         ("postgresql+psycopg:///shop?password=secret", {}, "--ledger URL"),
+        ("postgresql+psycopg://", {}, "--ledger URL"),  # as beside a `creator`
     ],
 )
 def test_a_step_names_the_ledger_and_no_secret(url: str, options: dict[str, str], words: str) -> None:

@@ -190,9 +190,12 @@ def _moved(facts: LedgerFacts) -> str:
 
 
 def named_by(ledger: Ledger) -> str:
-    """The options that name a ledger on the command line. Its URL is shown where it can hold no secret."""
+    """The options that name a ledger on the command line. Its URL is shown where it names a database and no secret.
+
+    Beside a `creator` of connections a URL names none: on the command line it would lead to another database.
+    """
     url, rows = ledger.engine.url, ledger.rows
-    is_shown = url.password is None and set(url.query) <= {"host", "unix_socket"}
+    is_shown = url.database and url.password is None and set(url.query) <= {"host", "unix_socket"}
     options: dict[str, str | None] = {"--ledger": url.render_as_string() if is_shown else "URL"}
     options |= {"--schema": rows.schema, "--table": rows.name if rows.name != _TABLE else None}
     return " ".join(f"{name} {quote(value)}" for name, value in options.items() if value)
