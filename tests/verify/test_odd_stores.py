@@ -200,9 +200,15 @@ def test_due_times_that_are_off_do_not_excuse_each_other(
     assert len(rebuild(path).differences) == 1
 
 
-@pytest.mark.parametrize(("off", "exact", "right"), [(7, 13, 20), (3, 20, 23), (2, 20, 20), (2, 100, 100), (1, 0, 1)])
+@pytest.mark.parametrize(
+    ("off", "exact", "right"),
+    [(7, 13, 20), (3, 20, 23), (1, 0, 1), (1, 19, 20), (2, 18, 20), (4, 36, 40), (1, 100, 100), (2, 100, 100)],
+)
 def test_due_times_that_are_off_are_of_3_2_6_where_many_are(off: int, exact: int, right: int) -> None:
-    """Of a broker that does not name its cluster in keyed messages: 3.2.6 to 4.5."""
+    """Of a broker that does not name its cluster in keyed messages: 3.2.6 to 4.5.
+
+    Where one in 8 was asked for, 7 to 10 % of the sound queues of 3.2.6 with 10 to 20 messages were called damaged.
+    """
     waited = np.array([2003] * off + [2000] * exact)
     keyed = np.ones(len(waited), np.bool_)
     delays = Delays(keyed, np.full(len(waited), 10**12), ~keyed, keyed)
