@@ -10,7 +10,8 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from sqlalchemy import URL, insert, select, text
+from sqlalchemy import URL, create_engine, insert, select, text
+from sqlalchemy.schema import CreateTable
 
 from broker.ledger import Ledger
 from recovery.checkback.ledgers import proof
@@ -158,3 +159,32 @@ def test_a_table_that_was_put_back_with_names_in_capitals_has_its_key(
             connection.execute(text("ALTER TABLE checkback_ledger RENAME TO moved"))
             connection.execute(text("ALTER TABLE moved RENAME TO CHECKBACK_LEDGER"))
     assert (run_due("check-back", shop.path, "--ledger", shown(url))[0], shop.in_doubt()) == (WELL, 0)
+
+
+@pytest.mark.parametrize(
+    ("column", "key"),
+    [
+        ("LEDGER_KEY", "PRIMARY KEY (LEDGER_KEY)"),
+        ("ledger_key", "UNIQUE (ledger_key)"),
+        ("ledger_key", "PRIMARY KEY (store_id, ledger_key)"),
+    ],
+)
+def test_a_table_that_was_made_otherwise_takes_a_tombstone(shop: Shop, column: str, key: str) -> None:
+    """No second row of the key goes in, but check-back said that it has no primary key, and settled nothing."""
+    made = str(CreateTable(shop.ledger.rows).compile(shop.ledger.engine))
+    made = made.replace("PRIMARY KEY (ledger_key)", key).replace("ledger_key VARCHAR", f"{column} VARCHAR")
+    made = made.replace("WITHOUT ROWID", "")
+    with shop.ledger.engine.begin() as connection:
+        connection.execute(text("DROP TABLE checkback_ledger"))
+        connection.execute(text(made))
+    shop.buy_and_vanish(1, saved=False)
+    assert (shop.check_back().rolled_back, shop.in_doubt()) == (1, 0)
+
+
+def test_a_unique_column_of_sqlite_is_a_key(tmp_path: Path) -> None:
+    """SQLAlchemy does not read it from the statement of the table."""
+    engine = create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE checkback_ledger (ledger_key VARCHAR(32) UNIQUE, state INT)"))
+        assert not proof.key_trouble(connection, Ledger(engine))
+    engine.dispose()

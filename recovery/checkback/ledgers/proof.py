@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 _KNOWN_KEYS = 32  # the newest of them: who lacks an older one lacks these, until an application goes on with it
 _SLOTS_LOOKED_AT = 10_000
 _TABLE, _KEY = "checkback_ledger", "ledger_key"
+_KEYS = {_KEY}, {_KEY, "store_id"}  # a row and its tombstone have one store
 
 
 class WrongLedger(BrokerError):
@@ -210,12 +211,14 @@ def key_trouble(connection: Connection, ledger: Ledger) -> str:
     if connection.dialect.name == "sqlite":  # which knows a table by its name in any case, and SQLAlchemy does not
         name = next((one for one in found.get_table_names(schema) if one.lower() == name.lower()), name)
     keys: list[Sequence[str | None]] = [found.get_pk_constraint(name, schema)["constrained_columns"]]
-    keys += [one["column_names"] for one in found.get_indexes(name, schema) if one["unique"]]
+    # SQLAlchemy (2.1) does not read each UNIQUE that SQLite does: its index shows it.
+    indexes = found.get_indexes(name, schema, include_auto_indexes=True)
+    keys += [one["column_names"] for one in indexes if one["unique"]]
     keys += [one["column_names"] for one in found.get_unique_constraints(name, schema)]
-    if any([(column or "").lower() for column in columns] == [_KEY] for columns in keys):
+    if any({str(column).lower() for column in key} in _KEYS for key in keys):
         return ""
     table = str(connection.dialect.identifier_preparer.format_table(ledger.rows))
-    text = f"{table} has no primary key, so a tombstone would keep no late commit out. Make the key again"
+    text = f"{table} has no primary key of {_KEY}, so a tombstone would keep no late commit out. Make the key again"
     return f"{text}: CREATE UNIQUE INDEX {ledger.rows.name}_key ON {table} ({_KEY})"
 
 
