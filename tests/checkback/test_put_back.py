@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from sqlalchemy import URL, create_engine, insert, select, text
+from sqlalchemy import URL, Engine, create_engine, insert, select, text
 from sqlalchemy.schema import CreateTable
 
 from broker.ledger import Ledger
@@ -188,3 +188,14 @@ def test_a_unique_column_of_sqlite_is_a_key(tmp_path: Path) -> None:
         connection.execute(text("CREATE TABLE checkback_ledger (ledger_key VARCHAR(32) UNIQUE, state INT)"))
         assert not proof.key_trouble(connection, Ledger(engine))
     engine.dispose()
+
+
+def test_the_step_for_a_lost_key_runs_whatever_the_table_is_called(engine: Engine) -> None:
+    """The name of the index was not quoted, and no database took the statement that was advised."""
+    Ledger(engine, table="a").create_all()
+    renamed, quote = Ledger(engine, table="my-ledger"), engine.dialect.identifier_preparer.quote
+    with engine.begin() as connection:
+        connection.execute(text(f"CREATE TABLE {quote('my-ledger')} AS SELECT * FROM a"))
+        step = proof.key_trouble(connection, renamed).rpartition(": ")[2]
+        connection.execute(text(step))
+        assert not proof.key_trouble(connection, renamed)

@@ -312,7 +312,7 @@ def test_sqlite_decides_many_keys_in_one_transaction(sqlite_url: URL) -> None:
         session.commit()
     answers = resolver.answers(dict.fromkeys(keys, "shop"))
     assert {answer.outcome for answer in answers.values()} == {Outcome.ROLLED_BACK}
-    assert len(commits) == 3 + 2  # of the proof; of the SELECT, and of all tombstones
+    assert len(commits) == 3 + 3  # of the proof; of the SELECT, the look at the key, and of all tombstones
     engine.dispose()
     other.dispose()
 

@@ -217,9 +217,10 @@ def key_trouble(connection: Connection, ledger: Ledger) -> str:
     keys += [one["column_names"] for one in found.get_unique_constraints(name, schema)]
     if any({str(column).lower() for column in key} in _KEYS for key in keys):
         return ""
-    table = str(connection.dialect.identifier_preparer.format_table(ledger.rows))
+    as_in_sql = connection.dialect.identifier_preparer
+    table, index = as_in_sql.format_table(ledger.rows), as_in_sql.quote(f"{ledger.rows.name}_key")
     text = f"{table} has no primary key of {_KEY}, so a tombstone would keep no late commit out. Make the key again"
-    return f"{text}: CREATE UNIQUE INDEX {ledger.rows.name}_key ON {table} ({_KEY})"
+    return f"{text}: CREATE UNIQUE INDEX {index} ON {table} ({_KEY})"
 
 
 def gather(transaction: Transaction, ledger: Ledger, evidence: Evidence) -> LedgerFacts:
