@@ -195,7 +195,8 @@ def test_the_step_for_a_lost_key_runs_whatever_the_table_is_called(engine: Engin
     Ledger(engine, table="a").create_all()
     renamed, quote = Ledger(engine, table="my-ledger"), engine.dialect.identifier_preparer.quote
     with engine.begin() as connection:
-        connection.execute(text(f"CREATE TABLE {quote('my-ledger')} AS SELECT * FROM a"))
+        connection.execute(text("CREATE TABLE dumped AS SELECT * FROM a"))
+        connection.execute(text(f"ALTER TABLE dumped RENAME TO {quote('my-ledger')}"))
         step = proof.key_trouble(connection, renamed).rpartition(": ")[2]
         connection.execute(text(step))
         assert not proof.key_trouble(connection, renamed)
