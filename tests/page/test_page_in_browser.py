@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from pathlib import Path
+from shlex import quote
 
 import pytest
 
@@ -95,7 +96,9 @@ def test_an_answer_that_comes_late_is_not_put_over_what_was_clicked_since(tmp_pa
 
 def test_what_waits_and_cannot_be_read_is_named(tmp_path: Path) -> None:
     """The page counted three in doubt and listed one: of the two that are damaged it said nothing."""
-    path = shop(tmp_path / "shop", orders=3)
+    stores = tmp_path / "ada's stores"
+    stores.mkdir()
+    path = shop(stores / "shop", orders=3)
     first, *_ = overview(str(path), 0).in_doubt
     log = path / "commitlog" / f"{0:020d}"
     with log.open("r+b") as file:
@@ -110,6 +113,7 @@ def test_what_waits_and_cannot_be_read_is_named(tmp_path: Path) -> None:
             browser.wait_for("Stores of transactional messages")
             browser.run("location.hash = 'shop'")
             shown = browser.wait_for("Parked: a person decides")
-            assert f"The half messages of 1 that wait cannot be read. See where: checkback verify {path}" in shown
+            assert "The half messages of 1 that wait cannot be read. See where: checkback verify" in shown
+            assert f"checkback verify {quote(str(path))}" in shown, "to be copied into a shell"
         finally:
             browser.close()
