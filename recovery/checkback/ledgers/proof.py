@@ -19,7 +19,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from sqlalchemy import inspect, select
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from broker.database.ledger_binding import (
     LEDGER_BINDING,
@@ -32,10 +32,10 @@ from broker.database.ledger_binding import (
     read_binding,
 )
 from broker.database.ledger_identity import DatabaseIdentity, difference
-from broker.enlisting.ledger_key import LEDGER_KEY, key_time_ms
+from broker.enlisting.ledger_key import LEDGER_KEY, key_time_ms, new_key
 from broker.errors import BrokerError, CorruptRecord, StoreError, TransactionError
 from broker.format.sysflag import TransactionType
-from broker.ledger import COMMITTED, Ledger
+from broker.ledger import COMMITTED, ROLLED_BACK, Ledger
 from broker.live import LiveStore
 from broker.store.disk.files import Missing
 from broker.store.shared.control import Word
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 _KNOWN_KEYS = 32  # the newest of them: who lacks an older one lacks these, until an application goes on with it
 _SLOTS_LOOKED_AT = 10_000
 _TABLE, _KEY = "checkback_ledger", "ledger_key"
-_KEYS = {_KEY}, {_KEY, "store_id"}  # a row and its tombstone have one store
 
 
 class WrongLedger(BrokerError):
@@ -211,16 +210,27 @@ def key_trouble(connection: Connection, ledger: Ledger) -> str:
     if connection.dialect.name == "sqlite":  # which knows a table by its name in any case, and SQLAlchemy does not
         name = next((one for one in found.get_table_names(schema) if one.lower() == name.lower()), name)
     keys: list[Sequence[str | None]] = [found.get_pk_constraint(name, schema)["constrained_columns"]]
-    # SQLAlchemy (2.1) does not read each UNIQUE that SQLite does: its index shows it.
-    indexes = found.get_indexes(name, schema, include_auto_indexes=True)
-    keys += [one["column_names"] for one in indexes if one["unique"]]
+    keys += [one["column_names"] for one in found.get_indexes(name, schema) if one["unique"]]
     keys += [one["column_names"] for one in found.get_unique_constraints(name, schema)]
-    if any({str(column).lower() for column in key} in _KEYS for key in keys):
+    if [_KEY] in keys or _is_second_refused(connection, ledger):
         return ""
     as_in_sql = connection.dialect.identifier_preparer
     table, index = as_in_sql.format_table(ledger.rows), as_in_sql.quote(f"{ledger.rows.name}_key")
     text = f"{table} has no primary key of {_KEY}, so a tombstone would keep no late commit out. Make the key again"
     return f"{text}: CREATE UNIQUE INDEX {index} ON {table} ({_KEY})"
+
+
+def _is_second_refused(connection: Connection, ledger: Ledger) -> bool:
+    """Whether a row and its tombstone exclude each other, tried and taken back: of a view, for one, no key is seen."""
+    row = {"ledger_key": new_key(0), "producer_group": "checkback", "store_id": "", "decided_by": None}
+    try:
+        with connection.begin_nested() as trial:
+            for state in (COMMITTED, ROLLED_BACK):
+                connection.execute(ledger.rows.insert(), {**row, "state": state})
+            trial.rollback()
+    except IntegrityError:
+        return True
+    return False
 
 
 def gather(transaction: Transaction, ledger: Ledger, evidence: Evidence) -> LedgerFacts:
