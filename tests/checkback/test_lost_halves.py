@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from broker.database.ledger_binding import Binding, KnownLedger
+from broker.database.ledger_identity import DatabaseIdentity
 from broker.enlisting.ledger_key import new_key
+from broker.ledger import COMMITTED
 from recovery.checkback.ledgers import lost_halves as module
 from recovery.checkback.ledgers.doctor import examine
 from recovery.checkback.ledgers.lost_halves import lacking
+from recovery.checkback.ledgers.proof import CommittedKey, LedgerFacts, judge
 from recovery.cli.shared import FINDINGS, WELL
 from tests.checkback.other_databases import shown
 from tests.checkback.shop import Shop
@@ -59,3 +63,23 @@ def test_which_rows_lack_a_half_message() -> None:
     assert lacking([lost, there, old], {there}, 1_500) == [lost]
     assert lacking([lost, there, old], {there}, -1) == [old, lost]
     assert lacking([lost], set(), 1 << 62) == [], "no half message could be read"
+    assert lacking(["order-7", lost], set(), -1) == [lost], "a key of no producer of ours has no time"
+
+
+_NEVER = "f" * 32  # a UUID without its dashes may have a time of the year 10889
+
+
+def test_a_key_whose_time_no_calendar_has_is_reported(shop: Shop) -> None:
+    """The doctor, and check-back where such a row was missing, ended with a ValueError."""
+    shop.buy(1)
+    with shop.ledger.engine.begin() as connection:
+        row = {"ledger_key": _NEVER, "state": COMMITTED, "producer_group": "java", "store_id": shop.store.store_id}
+        connection.execute(shop.ledger.rows.insert(), row)
+    (line,) = [one for one in examine(shop.store, shop.ledger) if not one.ok]
+    assert (line.name, "281474976710655 ms" in line.text) == (NAME, True)
+
+    identity = DatabaseIdentity("sqlite")
+    binding = Binding("b", "s", identity, 1, 0)
+    known = KnownLedger(binding, "t")
+    facts = LedgerFacts("s", identity, True, "", binding, known, committed=1, lacking=[CommittedKey(_NEVER, 0)])
+    assert "the newest of 281474976710655 ms" in judge(facts)

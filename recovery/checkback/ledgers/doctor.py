@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from shlex import quote
 from typing import Any
 
@@ -40,6 +39,7 @@ from recovery.checkback.ledgers.proof import (
     lacks,
 )
 from recovery.checkback.protocol import Outcome
+from recovery.humanize import moment
 
 _GROUP = "checkback-doctor"
 _ROWS = 1_000  # the newest of a ledger
@@ -132,8 +132,7 @@ def _of_rows(lost: Sequence[str]) -> LedgerCheck:
     """Whether what was saved has its messages: `lost` are the keys of rows whose half messages the store never had."""
     if not lost:
         return LedgerCheck("half messages", True, "the newest committed rows all have theirs in the store")
-    times = [datetime.fromtimestamp((key_time_ms(key) or 0) / 1000, UTC) for key in (lost[0], lost[-1])]
-    since, until = (one.isoformat(" ", "seconds") for one in times)
+    since, until = (f"{moment(key_time_ms(key) or 0)} UTC" for key in (lost[0], lost[-1]))
     text = f"{len(lost)} committed rows, of {since} to {until}, have none in the store: it is older than the database,"
     text += " as a backup that was put back, or a power cut took its last records. What was saved there has no message"
     step = "send the messages of what the application saved in that time again"

@@ -20,8 +20,11 @@ _SLOTS = 10_000
 
 
 def lacking(rows: Sequence[str], keys: set[str], since_ms: int) -> list[str]:
-    """The keys of rows that are not among `keys`, which are those of all half messages stored since a time. Pure."""
-    return sorted(key for key in rows if key not in keys and (key_time_ms(key) or 0) > since_ms)
+    """The keys of rows that are not among `keys`, which are those of all half messages stored since a time. Pure.
+
+    A row whose key is not one of ours, and so has no time, says nothing.
+    """
+    return sorted(key for key in rows if key not in keys and (made := key_time_ms(key)) is not None and made > since_ms)
 
 
 def halves(store: LiveStore) -> tuple[set[str], int]:

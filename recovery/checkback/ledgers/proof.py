@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from shlex import quote
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -42,6 +41,7 @@ from broker.store.shared.control import Word
 from broker.transaction.events import BY
 from recovery.checkback.ledgers.database_errors import is_missing_table
 from recovery.checkback.protocol import NOTHING_DECIDED
+from recovery.humanize import moment
 from recovery.scan.ends import ends_of
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def lacks(facts: LedgerFacts, row: Binding, known: KnownLedger) -> str:
     actual, accept = facts.actual, f"If a person knows that these rows are gone: {facts.steps.accept}"
     if facts.lacking:
         newest = max(facts.lacking)
-        when = datetime.fromtimestamp((key_time_ms(newest.key) or 0) / 1000, UTC).isoformat(" ", "seconds")
+        when = f"{moment(key_time_ms(newest.key) or 0)} UTC"
         which = f"{len(facts.lacking)} of the last {facts.committed} committed transactions, the newest of {when}"
         return f"{actual} lacks {which} (key {newest.key}): a backup was put back, or it is an old copy. {accept}"
     if row.opened < known.binding.opened:
