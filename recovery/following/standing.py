@@ -48,6 +48,6 @@ def _reports(paths: Paths, disk: Disk) -> list[str]:
 def _lost_bytes(path: str, disk: Disk) -> int:
     try:
         return int(json.loads(disk.read(path))["bytes"])
-    except (TypeError, ValueError, KeyError) as error:
+    except (TypeError, ValueError, KeyError, OverflowError, RecursionError) as error:
         text = f"{path} is not a report of what the master lost ({error!r}): move it out of this directory"
         raise StoreError(text, path=path) from error

@@ -13,7 +13,10 @@ from recovery.following.copied_log import FollowedStore
 from recovery.following.standing import CopyStanding, copy_standing
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"bytes":"x"}', '{"bytes":null}'])
+_ODD = ["{", "[]", "{}", '{"bytes":"x"}', '{"bytes":null}', '{"bytes":1e999}', pytest.param("[" * 200_000, id="deep")]
+
+
+@pytest.mark.parametrize("text", _ODD)
 def test_a_file_that_is_no_report_of_a_loss_is_named(tmp_path: Path, text: str) -> None:
     path = tmp_path / "copy.store"
     broker.open(path).close()
