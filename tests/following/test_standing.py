@@ -12,7 +12,6 @@ from broker.store.disk.paths import Paths
 from recovery.following.copied_log import FollowedStore
 from recovery.following.standing import CopyStanding, copy_standing
 
-
 _ODD = ["{", "[]", "{}", '{"bytes":"x"}', '{"bytes":null}', '{"bytes":1e999}', pytest.param("[" * 200_000, id="deep")]
 
 
