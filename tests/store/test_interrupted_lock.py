@@ -6,7 +6,11 @@ import ctypes
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
 
 import pytest
 
@@ -61,6 +65,45 @@ class Victim:
     def _renew(self) -> None:
         self.lock.close()
         self.lock = AppendLock(self.lock.path)
+
+
+def test_an_interrupt_at_any_line_of_a_close_leaves_it_to_others(tmp_path: Path) -> None:
+    """Behind one of them the descriptor was forgotten, and the file locked as long as the process lived."""
+    path, is_interrupted, number = str(tmp_path / "closed.lock"), True, 0
+    while is_interrupted:
+        lock, number, is_interrupted = AppendLock(path), number + 1, False
+        lock.acquire()
+        with interrupted_at(AppendLock._drop.__code__, number):
+            try:
+                lock.close()
+            except Interrupted:
+                is_interrupted = True
+        lock.close()
+        other = AppendLock(path)
+        assert other.try_acquire(), number
+        other.close()
+    assert number > 4
+
+
+@contextmanager
+def interrupted_at(code: CodeType, number: int) -> Iterator[None]:
+    """An interrupt at so many lines of a function, from 1 on."""
+    left = number
+
+    def trace(frame: FrameType, event: str, _argument: object) -> Any:
+        nonlocal left
+        if frame.f_code is code and event == "line":
+            left -= 1
+            if left == 0:
+                raise Interrupted
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
 
 
 def test_interrupts_at_any_line_leave_it_free(lock: AppendLock, monkeypatch: pytest.MonkeyPatch) -> None:

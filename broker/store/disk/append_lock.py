@@ -176,13 +176,14 @@ class AppendLock:
             self._threads.release()
 
     def _drop(self) -> None:
+        descriptor = self.__dict__.get("_descriptor", -1)
+        # A child may share the description: closing it alone would not unlock. One that was forked without Python's
+        # handlers has its parent's lock, and may not unlock it. First: behind the next line nobody could any more.
+        if descriptor >= 0 and (self._held or self._kept) and self._process == os.getpid():
+            with contextlib.suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
         descriptor, self._descriptor = self.__dict__.get("_descriptor", -1), -1
         if descriptor >= 0:
-            with contextlib.suppress(OSError):
-                # A child may share the description: closing it alone would not unlock. One that was forked without
-                # Python's handlers has its parent's lock, and may not unlock it.
-                if (self._held or self._kept) and self._process == os.getpid():
-                    fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
     def _back_out(self) -> None:
