@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -69,3 +70,11 @@ def run_due(monkeypatch: pytest.MonkeyPatch, shop: Shop) -> Callable[..., tuple[
         return result.exit_code, result.stdout, result.stderr
 
     return ran
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """What hangs, hangs until this is set; at the end it is."""
+    gate = threading.Event()
+    yield gate
+    gate.set()

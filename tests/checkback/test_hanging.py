@@ -38,14 +38,6 @@ PATIENCE_S = 30.0  # of a test, on a machine that does other things, too
 
 
 @pytest.fixture
-def gate() -> Iterator[threading.Event]:
-    """What hangs, hangs until this is set; at the end it is."""
-    gate = threading.Event()
-    yield gate
-    gate.set()
-
-
-@pytest.fixture
 def questions(tmp_path: Path) -> Iterator[list[Question]]:
     with open_store(tmp_path / "store") as store:
         halves = [store.transactions.prepare(broker.Message("orders", b"%d" % n), "shop") for n in range(6)]

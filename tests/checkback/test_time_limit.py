@@ -6,7 +6,6 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
@@ -16,14 +15,6 @@ from tests.checkback.room import refuse_threads
 
 LIMIT_S = 1.0  # far more than a call takes that does not hang, on a busy machine, too
 PATIENCE_S = 30.0  # of a test, on a machine that does other things, too
-
-
-@pytest.fixture
-def gate() -> Iterator[threading.Event]:
-    """What hangs, hangs until this is set; at the end it is."""
-    gate = threading.Event()
-    yield gate
-    gate.set()
 
 
 def test_a_value_and_an_error_come_through() -> None:
