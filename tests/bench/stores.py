@@ -15,6 +15,7 @@ from typing import Any
 from zlib import crc32
 
 import numpy as np
+import pyarrow as pa
 
 from broker.format import consumequeue, index, redolog, statetable
 from broker.format.checkpoint import Checkpoint
@@ -22,7 +23,7 @@ from broker.format.checkpoint import encode as encode_checkpoint
 from broker.format.commitlog import MAGIC_V1, Record, encode, encode_blank, head_dtype
 from broker.format.java import Host, string_hash
 from broker.format.topics import HALF_TOPIC, OP_TOPIC
-from recovery.scan.strings import StringColumn, binary, java_hashes
+from recovery.scan.strings import StringColumn, java_hashes
 
 SEGMENT_BYTES = 1 << 30
 START_MS = 1_700_000_000_000
@@ -310,7 +311,8 @@ def _hashes(prefix: str, digits: np.ndarray[Any, Any], *, keep_sign: bool) -> np
     """Java's hash of the prefix followed by the digits of each row."""
     rows = np.hstack([np.tile(np.frombuffer(prefix.encode(), np.uint8), (len(digits), 1)), digits])
     offsets = np.arange(len(rows) + 1, dtype=np.int32) * rows.shape[1]
-    found = java_hashes(StringColumn(binary(np.ascontiguousarray(rows).reshape(-1), offsets)))
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(rows))]
+    found = java_hashes(StringColumn(pa.Array.from_buffers(pa.binary(), len(rows), buffers)))
     return found if keep_sign else np.abs(found)
 
 

@@ -173,6 +173,43 @@ def test_no_test_module_imports_another() -> None:
     )
 
 
+def test_what_a_module_imports_is_there() -> None:
+    """`make test` runs no bench and no torture, and would not notice that one of them imports a name that is gone."""
+    bound = {module.name: _bound(module.tree) for module in modules()}
+    packages = {name.rpartition(".")[0] for name in bound}
+
+    def missing() -> Iterator[str]:
+        for module in modules():
+            for node in ast.walk(module.tree):
+                if not isinstance(node, ast.ImportFrom) or node.level or node.module not in bound:
+                    continue
+                if "__getattr__" in (names := bound[node.module]):
+                    continue
+                for name in (one.name for one in node.names):
+                    whole = f"{node.module}.{name}"
+                    if name != "*" and name not in names and whole not in bound and whole not in packages:
+                        yield f"{module.path}:{node.lineno} imports {name}, which {node.module} does not have"
+
+    report(missing())
+
+
+def _bound(tree: ast.Module) -> set[str]:
+    """The names that a module binds outside its functions and classes."""
+    found: set[str] = set()
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+            continue
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found.update((one.asname or one.name).partition(".")[0] for one in node.names)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        waiting.extend(ast.iter_child_nodes(node))
+    return found
+
+
 def test_no_directory_shadows_a_package() -> None:
     """No tests/broker and the like, and docker/ is no package: it would hide the Docker SDK from Airflow."""
     for path in files():
