@@ -179,6 +179,12 @@ class Clients:
                 dict(found.subscriptions),
             )  # fmt: skip
 
+    def sharing(self, group: str) -> list[Peer]:
+        """The connections of those that share out its queues."""
+        with self._lock:
+            found = self._consumers.get(group)
+            return [] if found is None else [channel.peer for channel in found.sharing]
+
     def subscription(self, group: str, topic: str) -> SubscriptionData | None:
         with self._lock:
             found = self._consumers.get(group)

@@ -5,7 +5,6 @@ RocketMQ: ConsumerOffsetManager (5.3.3).
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -19,12 +18,14 @@ from broker.consuming.group.offset_export import SCHEDULE_GROUP
 from broker.consuming.group.positions import Positions
 from broker.errors import NotPermitted, StoreError
 from broker.format.topics import CHECK_GROUP
+from broker.server.clients import Peer
+from broker.server.resets import Reset
 
 if TYPE_CHECKING:
     from broker.live import LiveStore
 
 Queue = tuple[str, str, int]  # group, topic, queue id
-_RESET_S = 60.0  # for a reset of a queue from which no client pulls now
+_RESET_S = 60.0  # for a reset that no client is known to be yet to learn
 _LOOK_S = 0.5  # how soon a killed consumer or a reset is noticed; one that leaves or joins is at the next look
 _FENCES_MAX = 2 * CELLS  # queues from which clients pull, with a position and before their first one
 
@@ -32,15 +33,21 @@ _FENCES_MAX = 2 * CELLS  # queues from which clients pull, with a position and b
 class GroupPositions:
     """The positions of all groups, and this server's membership in those of its clients. Threads share it."""
 
-    def __init__(self, store: LiveStore, kind: MemberKind = MemberKind.SERVER) -> None:
-        self._store, self._kind = store, kind
+    def __init__(
+        self,
+        store: LiveStore,
+        kind: MemberKind,
+        peers_of: Callable[[str], Iterable[Peer]],
+    ) -> None:
+        """`peers_of` has the connected clients of a group that divide its queues."""
+        self._store, self._kind, self._peers_of = store, kind, peers_of
         self.table = Positions(store)
         self._lock = threading.Lock()
         self._members: dict[str, Membership] = {}
         self._joining: frozenset[str] = frozenset()  # of a heartbeat that is being worked on
         self._consumers: dict[str, tuple[int, ...]] = {}  # by group, those in processes that have the store open
         self._changes, self._looked_s = -1, 0.0
-        self._resets: dict[Queue, float] = {}  # what a client learns with its next pull, until when at most
+        self._resets: dict[Queue, Reset] = {}  # what clients learn with their next pulls
         self._fences: dict[Queue, int] = {}  # of the queues from which clients pull, since they know where they stand
         self._fences_looked_s = 0.0
 
@@ -108,8 +115,8 @@ class GroupPositions:
     def keep(self, connected: Callable[[], Iterable[str]]) -> None:
         """Say that the groups of connected clients are there, and leave those that have none.
 
-        Notices the resets that other processes made. One of a queue from which clients pull waits for the next pull: a
-        client that has enough to do comes back after minutes. Any other is over in time, since it keeps off commits.
+        Notices the resets that other processes made. One of a queue from which clients pull waits for the next pull of
+        each: one that has enough to do comes back after minutes. Any other is over in time, since it keeps off commits.
         """
         now_s = time.monotonic()
         with self._lock:
@@ -119,11 +126,9 @@ class GroupPositions:
             for member in self._members.values():
                 member.beat()
             self._notice_resets(now_s)
-            for place, until_s in list(self._resets.items()):
-                if until_s < now_s:
+            for place, reset in list(self._resets.items()):
+                if reset.is_over(now_s, _RESET_S):
                     self._resets.pop(place, None)
-                elif until_s == math.inf and place[0] not in self._members:  # its clients left, or come again soon
-                    self._resets[place] = now_s + _RESET_S
 
     def _notice_resets(self, now_s: float) -> None:
         """Have clients learn where another process put their group: another server, or `checkback consumer --reset`.
@@ -143,7 +148,8 @@ class GroupPositions:
                 del self._fences[place]  # its consumer notices by itself
             else:
                 with self.table.cells.lock:  # the fence comes first, and then the position
-                    self._resets[place], self._fences[place] = math.inf, self._fence(place)
+                    self._fences[place] = self._fence(place)
+                self._resets[place] = Reset(self._peers_of(place[0]), now_s + _RESET_S)
 
     def _take_from_silent(self, place: Queue) -> None:
         """Make the lease void of a consumer that hung, or was killed, and whose queue clients have now.
@@ -175,15 +181,17 @@ class GroupPositions:
             return position
         return self.table.exchange.offsets().positions.get((topic, group), {}).get(queue_id) if cell is None else None
 
-    def commit(self, group: str, topic: str, queue_id: int, queue_offset: int) -> None:
-        """A group goes on from here: never beyond the queue, and not while another has the queue or it is reset.
+    def commit(self, group: str, topic: str, queue_id: int, queue_offset: int, peer: Peer | None = None) -> None:
+        """A group goes on from here: never beyond the queue, and not while another has the queue.
+
+        Nor by a client that is yet to learn of a reset.
 
         Raises NotPermitted, as `reset` and `forget` do, for a group that is the store's own.
         """
         end = self._store.queue_end(topic, queue_id)
         cells = self.table.cells
         with self._lock:
-            if not self._may_commit(group, topic, queue_id, queue_offset):
+            if not self._may_commit(group, topic, queue_id, queue_offset, peer):
                 return
             cell = cells.find(group, topic, queue_id)
             with cells.lock:
@@ -192,14 +200,14 @@ class GroupPositions:
                 if self._is_known((group, topic, queue_id)):
                     cells.put(cell, min(queue_offset, end))
 
-    def commit_at_once(self, group: str, topic: str, queue_id: int, queue_offset: int) -> bool:
+    def commit_at_once(self, group: str, topic: str, queue_id: int, queue_offset: int, peer: Peer) -> bool:
         """The same without waiting for anybody; False when it could not be done so."""
         cells = self.table.cells
         cell = cells.find(group, topic, queue_id)
         if cell is None or not self._lock.acquire(blocking=False):
             return False
         try:
-            if not self._may_commit(group, topic, queue_id, queue_offset):
+            if not self._may_commit(group, topic, queue_id, queue_offset, peer):
                 return True
             if not cells.lock.try_acquire():
                 return False
@@ -212,9 +220,10 @@ class GroupPositions:
             self._lock.release()
         return True
 
-    def _may_commit(self, group: str, topic: str, queue_id: int, queue_offset: int) -> bool:
+    def _may_commit(self, group: str, topic: str, queue_id: int, queue_offset: int, peer: Peer | None) -> bool:
         _check_group(group)
-        is_reset = self.is_reset(group, topic, queue_id)
+        reset = self._resets.get((group, topic, queue_id))
+        is_reset = reset is not None and reset.concerns(peer)
         return queue_offset >= 0 and not is_reset and not self.is_leased(group, topic, queue_id)
 
     def _is_known(self, place: Queue) -> bool:
@@ -233,32 +242,38 @@ class GroupPositions:
                 if is_pulled := place in self._fences:
                     self._fences[place] = self._fence(place)
             if is_online and not is_leased:
-                is_awaited = is_pulled and group in self._members
-                self._resets[place] = math.inf if is_awaited else time.monotonic() + _RESET_S
+                peers = self._peers_of(group) if is_pulled else ()
+                self._resets[place] = Reset(peers, time.monotonic() + _RESET_S)
 
-    def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
-        """Where a client must go on, once; from now on resets of the queue by other processes are noticed.
+    def asked(self, group: str, topic: str, queue_id: int, peer: Peer) -> None:
+        """A client is answered where its group stands."""
+        if (reset := self._resets.get((group, topic, queue_id))) is not None:
+            reset.asked(peer)
 
-        That is where the group stands now: a client of another server may have learned of the reset, and gone on.
+    def take_reset(self, group: str, topic: str, queue_id: int, peer: Peer, queue_offset: int) -> int | None:
+        """Where a client must go on that pulls from `queue_offset`, once; None: from there.
+
+        From now on resets of the queue by other processes are noticed. It goes on where the group stands now: a client
+        of another server may have learned of the reset, and gone on.
         """
         place = group, topic, queue_id
-        is_reset = self._resets.pop(place, None) is not None  # the event loop does it: without the lock
         if place not in self._fences and len(self._fences) < _FENCES_MAX:
             self._fences[place] = self._fence(place)
-        return self._reset_to(place) if is_reset else None
+        reset = self._resets.get(place)  # the event loop does it: without the lock
+        if reset is None:
+            return None
+        position = self._reset_to(place)
+        return position if reset.take(peer, is_there=queue_offset == position) else None
 
-    def pending_reset(self, group: str, topic: str, queue_id: int) -> int | None:
+    def pending_reset(self, group: str, topic: str, queue_id: int, peer: Peer) -> int | None:
         """The same, where a client is yet to take it."""
-        return self._reset_to((group, topic, queue_id)) if self.is_reset(group, topic, queue_id) else None
+        reset = self._resets.get((group, topic, queue_id))
+        return self._reset_to((group, topic, queue_id)) if reset is not None and reset.concerns(peer) else None
 
     def _reset_to(self, place: Queue) -> int | None:
         cell = self.table.cells.find(*place)
         position = UNSET if cell is None else self.table.cells.position(cell)
         return None if position == UNSET else position  # UNSET: the group was deleted
-
-    def is_reset(self, group: str, topic: str, queue_id: int) -> bool:
-        """Whether a client is to go on elsewhere, and does not know it."""
-        return (group, topic, queue_id) in self._resets
 
     @property
     def has_resets(self) -> bool:

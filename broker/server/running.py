@@ -146,13 +146,13 @@ class Server:
         advertised = settings.advertise or self.address
         with contextlib.ExitStack() as undone:  # what is left of a server that did not start would count as a member
             kind = MemberKind.REGISTERED if settings.name_servers else MemberKind.SERVER
-            positions = GroupPositions(store, kind)
+            positions = GroupPositions(store, kind, (clients := Clients()).sharing)
             undone.callback(positions.table.close)
             self._member = Membership(positions.table.cells, SCHEDULE_GROUP, (SCHEDULE_TOPIC,))
             undone.callback(self._member.leave)
             groups = GroupFile(store.path, store.writer.disk, store.writer.append_lock)
             self.context = ServerContext(
-                settings, store, advertised, store_host(advertised), Clients(), positions, groups, Counters(),
+                settings, store, advertised, store_host(advertised), clients, positions, groups, Counters(),
                 SiblingRegistry(store, self._member, settings, advertised), QueueLocks(store, positions.table.cells),
                 started_ms=time.time_ns() // 1_000_000,
             )  # fmt: skip

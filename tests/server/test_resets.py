@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import closing
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 import broker
+from broker.consuming.group.members import MemberKind
 from broker.consuming.group.positions import Positions, Start
 from broker.remoting.codes import RequestCode as Code
 from broker.remoting.codes import ResponseCode as Answer
 from broker.server import group_positions
+from broker.server.clients import Peer
 from broker.server.group_positions import GroupPositions
 from tests.server.conftest import Connect, Serve
 from tests.server.processes import await_true
+
+PLACE = {"consumerGroup": "billing", "topic": "orders", "queueId": 0}
+RESET = {"topic": "orders", "group": "billing", "timestamp": 0, "isForce": "true"}
 
 
 def test_a_reset_reaches_clients_with_their_next_pull(serve: Serve, connect: Connect) -> None:
@@ -137,13 +145,16 @@ def test_no_commit_undoes_a_reset_that_is_not_noticed_yet(store: broker.LiveStor
     """Neither one that waits for its turn, nor that of a pull, which the event loop does itself."""
     for _ in range(3):
         store.append(broker.Message("orders", b"x"), queue_id=0)
-    place = "billing", "orders", 0
-    with closing(GroupPositions(store)) as positions, closing(Positions(store)) as other:
+    place, peer = ("billing", "orders", 0), cast(Peer, SimpleNamespace(is_closed=False))
+    with (
+        closing(GroupPositions(store, MemberKind.SERVER, lambda _: [peer])) as positions,
+        closing(Positions(store)) as other,
+    ):
         positions.commit(*place, 1)
-        positions.take_reset(*place)  # a client pulls
+        positions.take_reset(*place, peer, 1)  # a client pulls
         other.reset("billing", "orders", Start("last"), 0)
         assert not positions.has_resets
-        (positions.commit_at_once if is_at_once else positions.commit)(*place, 2)
+        (positions.commit_at_once if is_at_once else positions.commit)(*place, 2, peer)
         assert positions.get(*place) == 3
 
 
@@ -198,3 +209,80 @@ def test_a_pull_that_is_refused_takes_no_reset(serve: Serve, connect: Connect) -
     assert admin.request(Code.UPDATE_AND_CREATE_TOPIC, topic | {"perm": 6}).code == Answer.SUCCESS
     answer = client.answer(client.pull("billing", "orders", 3))
     assert (answer.remark, answer.ext["nextBeginOffset"]) == ("OFFSET_RESET", "0")
+
+
+@pytest.mark.parametrize("is_of_another", [False, True])
+def test_a_client_that_has_the_queue_and_does_not_pull_learns_of_a_reset(
+    serve: Serve, connect: Connect, store: broker.LiveStore, is_of_another: bool
+) -> None:
+    """It has enough to do. The pull of the one that lost the queue took the reset, and its next commit undid it."""
+    server = serve()
+    before, now = connect(server, client_id="c1"), connect(server, client_id="c2")
+    for _ in range(3):
+        before.publish("orders", b"x")
+    for client in (before, now):
+        client.heartbeat(consumer="billing", topics={"orders": "*"})
+    waiting = before.pull("billing", "orders", 3, hold_ms=15_000)
+    assert now.answer(now.pull("billing", "orders", 1)).code == Answer.SUCCESS
+    await_true(lambda: len(server.held) == 1)
+    if is_of_another:
+        with closing(Positions(store)) as own:
+            own.reset("billing", "orders", Start("first"))
+    else:
+        connect(server).request(Code.INVOKE_BROKER_TO_RESET_OFFSET, RESET | {"queueId": 0, "offset": 0})
+    assert before.answer(waiting, timeout_s=5).remark == "OFFSET_RESET"
+    assert now.request(Code.UPDATE_CONSUMER_OFFSET, PLACE | {"commitOffset": 3}).code == Answer.SUCCESS  # no more
+    assert now.request(Code.QUERY_CONSUMER_OFFSET, PLACE).ext == {"offset": "0"}
+    answer = now.answer(now.pull("billing", "orders", 3))
+    assert (answer.remark, answer.ext["nextBeginOffset"]) == ("OFFSET_RESET", "0")
+    assert now.pulled("billing", "orders", 0)[0] == Answer.SUCCESS
+    now.request(Code.UPDATE_CONSUMER_OFFSET, PLACE | {"commitOffset": 2})
+    assert now.request(Code.QUERY_CONSUMER_OFFSET, PLACE).ext == {"offset": "2"}
+    await_true(lambda: not server.context.positions.has_resets)
+
+
+def test_a_client_that_asked_after_a_reset_is_not_sent_back(serve: Serve, connect: Connect) -> None:
+    """It was given the queue since, and knows where the group stands: a client of 4.x would pause for 20 s."""
+    server = serve()
+    before, now = connect(server, client_id="c1"), connect(server, client_id="c2")
+    for _ in range(3):
+        before.publish("orders", b"x")
+    for client in (before, now):
+        client.heartbeat(consumer="billing", topics={"orders": "*"})
+    before.pulled("billing", "orders", 2)
+    assert connect(server).request(Code.INVOKE_BROKER_TO_RESET_OFFSET, RESET).code == Answer.SUCCESS
+    assert now.request(Code.QUERY_CONSUMER_OFFSET, PLACE).ext == {"offset": "0"}
+    for queue_offset in (0, 1):
+        assert now.pulled("billing", "orders", queue_offset, most=1)[0] == Answer.SUCCESS
+    assert before.answer(before.pull("billing", "orders", 3)).remark == "OFFSET_RESET"
+    assert before.pulled("billing", "orders", 0)[0] == Answer.SUCCESS
+
+
+def test_a_client_that_asks_and_goes_on_where_it_was_learns_of_a_reset(serve: Serve, connect: Connect) -> None:
+    """As `DefaultLitePullConsumer.committed` does."""
+    server = serve()
+    client = connect(server)
+    for _ in range(3):
+        client.publish("orders", b"x")
+    client.heartbeat(consumer="billing", topics={"orders": "*"})
+    client.pulled("billing", "orders", 2)
+    assert connect(server).request(Code.INVOKE_BROKER_TO_RESET_OFFSET, RESET).code == Answer.SUCCESS
+    assert client.request(Code.QUERY_CONSUMER_OFFSET, PLACE).ext == {"offset": "0"}
+    client.request(Code.UPDATE_CONSUMER_OFFSET, PLACE | {"commitOffset": 2})
+    assert client.request(Code.QUERY_CONSUMER_OFFSET, PLACE).ext == {"offset": "0"}
+    assert client.answer(client.pull("billing", "orders", 3)).remark == "OFFSET_RESET"
+
+
+def test_a_reset_ends_when_the_clients_that_did_not_learn_of_it_are_gone(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_positions, "_RESET_S", 0.2)
+    server = serve()
+    with connect(server) as client:
+        client.publish("orders", b"x")
+        client.heartbeat(consumer="billing", topics={"orders": "*"})
+        client.pulled("billing", "orders")
+        assert connect(server).request(Code.INVOKE_BROKER_TO_RESET_OFFSET, RESET).code == Answer.SUCCESS
+        time.sleep(0.5)
+        assert server.context.positions.has_resets
+    await_true(lambda: not server.context.positions.has_resets)

@@ -100,7 +100,7 @@ def pull_message(context: ServerContext, request: Request) -> RemotingCommand | 
     wanted = parse(text, kind, sql92=context.settings.sql92)
     if _commits(header):
         check_place(context, request.connection, header.consumer_group, header.topic, header.queue_id)
-        context.positions.commit(*_committed(header))
+        context.positions.commit(*_committed(header), request.connection)
     return look(context, _begun(request, header, wanted, len(text)))
 
 
@@ -119,7 +119,7 @@ def pull_at_once(context: ServerContext, request: Request) -> RemotingCommand | 
     if wanted.expression is not None or wanted.selection.codes:  # which looks at many
         return None
     try:
-        if _commits(header) and not context.positions.commit_at_once(*_committed(header)):
+        if _commits(header) and not context.positions.commit_at_once(*_committed(header), request.connection):
             return None
         return look(context, _begun(request, header, wanted, len(text)), cached_only=True)
     except NotCached:
@@ -157,7 +157,7 @@ def look(context: ServerContext, held: Held, *, cached_only: bool = False) -> Re
     if held.seen_end != _NEW:
         _check(context, header)
     first, end = queue_range(context.store, header.topic, header.queue_id, cached_only=cached_only)
-    taken = context.positions.take_reset(*_queue(held))  # once: nothing is raised behind it
+    taken = context.positions.take_reset(*_queue(held), held.request.connection, header.queue_offset)  # raise nothing
     moved = held.moved if taken is None else taken
     if moved is not None:
         return _answer(context, held, Found("OFFSET_RESET", moved), first, end)
@@ -346,9 +346,9 @@ class HeldPulls:
         for name in list(self._queues):
             end = self._context.store.writer.queue_end(*name)
             waiting = self._queues[name]
-            if positions.has_resets:  # all learn of it: a client that just lost the queue has a pull here, too
+            if positions.has_resets:
                 for one in waiting:  # one that is refused, or gone, leaves it to the next pull
-                    one.moved = positions.pending_reset(*_queue(one))
+                    one.moved = positions.pending_reset(*_queue(one), one.request.connection)
             due = [
                 one
                 for one in waiting

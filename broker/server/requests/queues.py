@@ -117,7 +117,9 @@ def stored_ms(store: LiveStore, topic: str, queue_id: int, queue_offset: int) ->
 def query_consumer_offset(context: ServerContext, request: Request) -> RemotingCommand:
     """Where a group goes on. One that is new to a young queue begins at 0, whatever it would like."""
     header = QueryConsumerOffsetRequestHeader.decode(request.command.ext)
-    held = context.positions.get(header.consumer_group, header.topic, header.queue_id)
+    place = header.consumer_group, header.topic, header.queue_id
+    held = context.positions.get(*place)
+    context.positions.asked(*place, request.connection)
     if held is not None:
         return _offset_answer(request, held)
     topic = context.store.topic(header.topic)
@@ -141,7 +143,7 @@ def update_consumer_offset(context: ServerContext, request: Request) -> Remoting
     place = header.consumer_group, header.topic, header.queue_id
     if header.commit_offset >= 0:
         check_place(context, request.connection, *place)
-    context.positions.commit(*place, header.commit_offset)
+    context.positions.commit(*place, header.commit_offset, request.connection)
     return request.answer()
 
 
