@@ -86,9 +86,10 @@ def accept(
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say that rows are known to be missing: a backup was put back, or a standby took over without the last ones.
+    """Say that what doctor misses is known, one thing at a time.
 
-    Check-back then goes by what the database has now: a transaction in doubt that has no row is rolled back.
+    Rows, since a backup was put back, or a standby took over without the last ones: check-back then goes by what the
+    database has now, and a transaction in doubt that has no row is rolled back. Messages of rows, which you sent again.
     """
     from recovery.checkback.ledgers import doctor as ledgers
 

@@ -45,6 +45,19 @@ def test_the_doctor_counts_what_was_saved_and_has_no_message(
     assert (code, out.count("not ok")) == (FINDINGS, 1)
     assert f"not ok {NAME}: 2 committed rows, of " in out
     assert "next: send the messages of what the application saved in that time again" in out
+    why = ("--ledger", url, "--why", "sent again")
+    assert "2 committed rows" in run_due("ledger", "accept", shop.path, *why, "--dry-run")[1]
+    assert run_due("ledger", "doctor", shop.path, "--ledger", url)[0] == FINDINGS, "a dry run accepts nothing"
+    assert run_due("ledger", "accept", shop.path, *why)[0] == WELL
+    assert run_due("ledger", "doctor", shop.path, "--ledger", url)[0] == WELL
+    assert run_due("ledger", "accept", shop.path, *why)[1] == "Nothing was done: nothing is missing\n"
+    shop.buy(6)
+    shop.close()
+    shutil.rmtree(shop.path)
+    shutil.copytree(tmp_path / "backup", shop.path)
+    shop.reopen()
+    code, out, _ = run_due("ledger", "doctor", shop.path, "--ledger", url)
+    assert (code, f"not ok {NAME}: 4 committed rows" in out) == (FINDINGS, True), "what was sent again is lost again"
 
 
 @pytest.mark.parametrize("slots", [10_000, 2])

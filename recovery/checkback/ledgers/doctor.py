@@ -2,7 +2,7 @@
 
     lines = examine(store, ledger)                         # each ok or not, with the next step
     rebind(store, ledger, why="moved to a new host", ...)  # the database was moved, and is the ledger still
-    accept(store, ledger, why="backup of Monday", ...)     # rows are missing, and a person knows it
+    accept(store, ledger, why="backup of Monday", ...)     # rows or messages are missing, and a person knows it
 
 `examine` changes nothing: what it writes, it rolls back. What persons say is kept in the store, with who and why.
 """
@@ -10,9 +10,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from shlex import quote
 from typing import Any
 
@@ -43,6 +43,7 @@ from recovery.humanize import moment
 
 _GROUP = "checkback-doctor"
 _ROWS = 1_000  # the newest of a ledger
+_THROUGH = "through"  # of a step in a ledger's history: the newest key of the rows that were accepted
 _BUSY = "run this again when no long transaction holds it"
 _CREATE = (
     "make the tables: ledger.create_all(), with Alembic a migration of ledger.metadata, with Django manage.py migrate "
@@ -92,7 +93,7 @@ def examine(store: LiveStore, ledger: Ledger) -> list[LedgerCheck]:
     lines.append(LedgerCheck("database", True, f"{facts.actual}, by {place(ledger.engine.url)}"))
     lines += _of_binding(facts)
     if facts.known is not None:
-        lines.append(_of_rows(lacking(_newest_rows(ledger, evidence.store_id), *halves(store))))
+        lines.append(_of_rows(_without_halves(store, ledger, facts.known), facts))
     lines.append(_round_trip(ledger, evidence.store_id, resolver))
     lines += _of_halves(store, facts)
     return lines
@@ -128,15 +129,26 @@ def _newest_rows(ledger: Ledger, store_id: str) -> list[str]:
         return [str(key) for (key,) in connection.execute(newest)]
 
 
-def _of_rows(lost: Sequence[str]) -> LedgerCheck:
+def _without_halves(store: LiveStore, ledger: Ledger, known: KnownLedger) -> list[str]:
+    """The keys of rows whose half messages the store never had, the oldest first, but those that a person accepted."""
+    accepted = max((str(step.get(_THROUGH, "")) for step in known.history), default="")
+    lost = lacking(_newest_rows(ledger, known.binding.store_id), *halves(store))
+    return [key for key in lost if key > accepted]
+
+
+def _of_rows(lost: Sequence[str], facts: LedgerFacts) -> LedgerCheck:
     """Whether what was saved has its messages: `lost` are the keys of rows whose half messages the store never had."""
     if not lost:
         return LedgerCheck("half messages", True, "the newest committed rows all have theirs in the store")
+    text = f"{_which_rows(lost)}: it is older than the database, as a backup that was put back, or a power cut took"
+    text += " its last records. What was saved there has no message"
+    step = "send the messages of what the application saved in that time again; then, so that this is not said again"
+    return LedgerCheck("half messages", False, text, f"{step}: {facts.steps.accept}")
+
+
+def _which_rows(lost: Sequence[str]) -> str:
     since, until = (f"{moment(key_time_ms(key) or 0)} UTC" for key in (lost[0], lost[-1]))
-    text = f"{len(lost)} committed rows, of {since} to {until}, have none in the store: it is older than the database,"
-    text += " as a backup that was put back, or a power cut took its last records. What was saved there has no message"
-    step = "send the messages of what the application saved in that time again"
-    return LedgerCheck("half messages", False, text, step)
+    return f"{len(lost)} committed rows, of {since} to {until}, have no half message in the store"
 
 
 def _step(facts: LedgerFacts, refusal: str) -> str:
@@ -270,9 +282,12 @@ def rebind(
 
 
 def accept(store: LiveStore, ledger: Ledger, *, why: str, by: str, now_ms: int, dry_run: bool = False) -> LedgerChange:
-    """Go on although the database lacks rows that the store knows, or a standby took over: a person knows of it.
+    """Go on although something is missing, and a person knows of it: the first of these that is so.
 
-    The missing rows are not evidence any more; later ones are. Raises WrongLedger when it is another database.
+    - The database lacks rows that the store knows, or a standby took over: such rows are not evidence any more.
+    - The store lacks the half messages of rows: `examine` does not report these again.
+
+    Raises WrongLedger when it is another database.
     """
     _check_why(why)
     evidence = LedgerEvidence(store)
@@ -280,21 +295,39 @@ def accept(store: LiveStore, ledger: Ledger, *, why: str, by: str, now_ms: int, 
     row, known = facts.row, facts.known
     if row is None or known is None or (refusal := judge(replace(facts, lacking=(), committed=1, row=_raised(row)))):
         raise WrongLedger(judge(facts) if row is None or known is None else refusal)
-    lost = judge(facts)
-    if not lost:
+    found = _missing(store, ledger, facts, known)
+    if found is None:
         return LedgerChange(row.binding_id, "nothing is missing", "nothing is missing", done=False)
     if not dry_run:
-        newest = max((key_time_ms(one.key) or 0 for one in facts.lacking), default=-1)
-        step = _step_of("accept", lost, f"{len(facts.lacking)} rows accepted as missing", why, by, now_ms)
-        binding = replace(known.binding, opened=row.opened, identity=facts.actual)
-        accepted_ms = max(known.accepted_ms, newest + 1)
+        step = _step_of("accept", found.before, found.after, why, by, now_ms) | dict(found.noted)
 
         def accepted(now: KnownLedger | None) -> KnownLedger:
-            history = (*(now or known).history, step)
-            return replace(now or known, binding=binding, accepted_ms=accepted_ms, missing_key="", history=history)
+            return replace(now or known, history=(*(now or known).history, step), **found.changes)
 
         evidence.known.change(row.binding_id, accepted)
-    return LedgerChange(row.binding_id, lost, "accepted", done=not dry_run)
+    return LedgerChange(row.binding_id, found.before, found.after, done=not dry_run)
+
+
+@dataclass(frozen=True, slots=True)
+class _Acceptable:
+    """What a person may accept, and what becomes of it."""
+
+    before: str
+    after: str
+    changes: Mapping[str, Any] = field(default_factory=dict)  # of what the store knows of the ledger
+    noted: Mapping[str, Any] = field(default_factory=dict)  # with who accepted it, and why
+
+
+def _missing(store: LiveStore, ledger: Ledger, facts: LedgerFacts, known: KnownLedger) -> _Acceptable | None:
+    """The first thing that is missing, as `accept` lists them."""
+    if facts.row is not None and (lost := judge(facts)):
+        newest = max((key_time_ms(one.key) or 0 for one in facts.lacking), default=-1)
+        binding = replace(known.binding, opened=facts.row.opened, identity=facts.actual)
+        changes = {"binding": binding, "accepted_ms": max(known.accepted_ms, newest + 1), "missing_key": ""}
+        return _Acceptable(lost, "accepted", changes)
+    if keys := _without_halves(store, ledger, known):
+        return _Acceptable(_which_rows(keys), "accepted", noted={_THROUGH: keys[-1]})
+    return None
 
 
 def _raised(row: Binding) -> Binding:
