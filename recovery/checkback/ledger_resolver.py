@@ -37,6 +37,7 @@ from recovery.checkback.ledgers.borrowed import begun, borrowed, limit_waiting
 from recovery.checkback.ledgers.database_errors import answer, place
 from recovery.checkback.ledgers.proof import Evidence, WrongLedger, key_trouble, prove
 from recovery.checkback.protocol import NOTHING_DECIDED, Answer, Outcome, Question
+from recovery.humanize import moment
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -229,12 +230,13 @@ class LedgerResolver:
             with begun(connection):
                 limit_waiting(connection, self._lock_timeout_ms)
                 connection.execute(ledger.rows.insert(), {**row, "decided_by": by[:255]})
-                if (key_time_ms(key) or 0) < self._mark(connection):
-                    raise _BelowMark
+                if (key_time_ms(key) or 0) < (mark_ms := self._mark(connection)):
+                    raise _BelowMark(mark_ms)
         except IntegrityError:
             return None
-        except _BelowMark:
-            return Answer(Outcome.UNKNOWN, "its ledger row may have been removed: it is older than what is kept")
+        except _BelowMark as error:
+            text = f"its ledger row may have been removed: those from before {moment(error.args[0])} UTC were"
+            return Answer(Outcome.UNKNOWN, text)
         return Answer(outcome, _put(by, outcome))
 
     def _insert_together(self, connection: Connection, groups: dict[str, str]) -> dict[str, Answer]:

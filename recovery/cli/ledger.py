@@ -90,6 +90,7 @@ def accept(
 
     Rows, since a backup was put back, or a standby took over without the last ones: check-back then goes by what the
     database has now, and a transaction in doubt that has no row is rolled back. Messages of rows, which you sent again.
+    A mark of retention that is in the future, since a clock was ahead: it is set to now.
     """
     from recovery.checkback.ledgers import doctor as ledgers
 

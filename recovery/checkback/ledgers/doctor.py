@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -94,6 +95,7 @@ def examine(store: LiveStore, ledger: Ledger) -> list[LedgerCheck]:
     lines += _of_binding(facts)
     if facts.known is not None:
         lines.append(_of_rows(_without_halves(store, ledger, facts.known), facts))
+        lines.append(_of_mark(facts, time.time_ns() // 1_000_000))
     lines.append(_round_trip(ledger, evidence.store_id, resolver))
     lines += _of_halves(store, facts)
     return lines
@@ -149,6 +151,18 @@ def _of_rows(lost: Sequence[str], facts: LedgerFacts) -> LedgerCheck:
 def _which_rows(lost: Sequence[str]) -> str:
     since, until = (f"{moment(key_time_ms(key) or 0)} UTC" for key in (lost[0], lost[-1]))
     return f"{len(lost)} committed rows, of {since} to {until}, have no half message in the store"
+
+
+def _of_mark(facts: LedgerFacts, now_ms: int) -> LedgerCheck:
+    """Whether a row that is not there says "rolled back": not below the mark, which only a wrong clock puts ahead."""
+    if facts.mark_ms <= now_ms:
+        return LedgerCheck("mark", True, "retention removed no rows of the future")
+    text = f"{_which_mark(facts)}: a clock was ahead. What is begun before that time and is rolled back, or"
+    return LedgerCheck("mark", False, f"{text} killed, is unknown, and parked in the end", facts.steps.accept)
+
+
+def _which_mark(facts: LedgerFacts) -> str:
+    return f"rows from before {moment(facts.mark_ms)} UTC count as removed"
 
 
 def _step(facts: LedgerFacts, refusal: str) -> str:
@@ -286,6 +300,8 @@ def accept(store: LiveStore, ledger: Ledger, *, why: str, by: str, now_ms: int, 
 
     - The database lacks rows that the store knows, or a standby took over: such rows are not evidence any more.
     - The store lacks the half messages of rows: `examine` does not report these again.
+    - Retention removed rows of the future, since a clock was ahead: from now on a row that is not there says "rolled
+      back" again. What has a half message by now stays unknown: its row may have been there.
 
     Raises WrongLedger when it is another database.
     """
@@ -295,10 +311,15 @@ def accept(store: LiveStore, ledger: Ledger, *, why: str, by: str, now_ms: int, 
     row, known = facts.row, facts.known
     if row is None or known is None or (refusal := judge(replace(facts, lacking=(), committed=1, row=_raised(row)))):
         raise WrongLedger(judge(facts) if row is None or known is None else refusal)
-    found = _missing(store, ledger, facts, known)
+    found = _missing(store, ledger, facts, known, now_ms)
     if found is None:
         return LedgerChange(row.binding_id, "nothing is missing", "nothing is missing", done=False)
     if not dry_run:
+        if found.mark_ms is not None:
+            marks = ledger.marks
+            lower = marks.update().where(marks.c.store_id == evidence.store_id)
+            with ledger.engine.begin() as connection:
+                connection.execute(lower, {"low_water_ms": found.mark_ms})
         step = _step_of("accept", found.before, found.after, why, by, now_ms) | dict(found.noted)
 
         def accepted(now: KnownLedger | None) -> KnownLedger:
@@ -316,9 +337,12 @@ class _Acceptable:
     after: str
     changes: Mapping[str, Any] = field(default_factory=dict)  # of what the store knows of the ledger
     noted: Mapping[str, Any] = field(default_factory=dict)  # with who accepted it, and why
+    mark_ms: int | None = None
 
 
-def _missing(store: LiveStore, ledger: Ledger, facts: LedgerFacts, known: KnownLedger) -> _Acceptable | None:
+def _missing(
+    store: LiveStore, ledger: Ledger, facts: LedgerFacts, known: KnownLedger, now_ms: int
+) -> _Acceptable | None:
     """The first thing that is missing, as `accept` lists them."""
     if facts.row is not None and (lost := judge(facts)):
         newest = max((key_time_ms(one.key) or 0 for one in facts.lacking), default=-1)
@@ -327,6 +351,10 @@ def _missing(store: LiveStore, ledger: Ledger, facts: LedgerFacts, known: KnownL
         return _Acceptable(lost, "accepted", changes)
     if keys := _without_halves(store, ledger, known):
         return _Acceptable(_which_rows(keys), "accepted", noted={_THROUGH: keys[-1]})
+    if facts.mark_ms > now_ms:  # what the store has may have had a row that was removed: it stays below the mark
+        low_ms = max([now_ms, *((key_time_ms(key) or 0) + 1 for key in halves(store)[0])])
+        if low_ms < facts.mark_ms:
+            return _Acceptable(_which_mark(facts), f"only those from before {moment(low_ms)} UTC", mark_ms=low_ms)
     return None
 
 

@@ -142,6 +142,7 @@ class LedgerFacts:
     committed: int = 0  # how many transactions the store knows as committed there
     lacking: Sequence[CommittedKey] = ()  # of them, those whose rows are missing
     steps: NextSteps = field(default=NextSteps())  # what a person does about it
+    mark_ms: int = 0  # rows of keys made before this time were removed by retention
 
 
 def judge(facts: LedgerFacts) -> str:
@@ -256,14 +257,16 @@ def gather(transaction: Transaction, ledger: Ledger, evidence: Evidence) -> Ledg
         if known is not None and row.opened < known.binding.opened:  # a producer opened since the row was read?
             row = read_binding(execute, ledger.bindings_name, evidence.store_id) or row
         low = select(ledger.marks.c.low_water_ms).where(ledger.marks.c.store_id == evidence.store_id)
-        kept_ms = max([0, *(int(one[0]) for one in execute(low)), known.accepted_ms if known else 0])
+        mark_ms = max([0, *(int(one[0]) for one in execute(low))])
+        kept_ms = max(mark_ms, known.accepted_ms if known else 0)
         wanted = [one for one in _with_missing(committed, known) if (key_time_ms(one.key) or 0) >= kept_ms]
         keys, columns = [one.key for one in wanted], ledger.rows.c
         there = select(columns.ledger_key).where(columns.ledger_key.in_(keys), columns.state == COMMITTED)
         found = {str(key) for (key,) in execute(there)} if keys else set()
     missing = [one for one in wanted if one.key not in found]
     lacking = [one for one in missing if one.commitlog_offset < 0 or not evidence.is_by_hand(one.commitlog_offset)]
-    return replace(facts, row=row, known=known, committed=len(found) + len(lacking), lacking=lacking)
+    asked = replace(facts, row=row, known=known, mark_ms=mark_ms)
+    return replace(asked, committed=len(found) + len(lacking), lacking=lacking)
 
 
 def _with_missing(committed: list[CommittedKey], known: KnownLedger | None) -> list[CommittedKey]:
