@@ -43,11 +43,12 @@ def check_not_moved(path: str, disk: Disk) -> None:
         content = json.loads(disk.read(file))
         url, is_done = str(content["url"]), bool(content["is_done"])
     except (ValueError, KeyError, TypeError):
-        url, is_done = "a cluster", False
+        url, is_done = "", False
     if is_done:
         text = f"{path} was moved to {url}: use broker.connect there, or read here (read_only=True)"
     else:
-        text = f"{path} is being moved to {url}. To finish that: checkback move {quote(path)} {url} --apply"
+        finish = f"checkback move {quote(path)} {quote(url) if url else 'URL'} --apply"
+        text = f"{path} is being moved to {url or 'a cluster'}. To finish that: {finish}"
     raise StoreError(f"{text}. To write here all the same, unknown to the cluster: remove {file}", path=path)
 
 
@@ -72,8 +73,11 @@ def check_may_write(path: str, disk: Disk) -> None:
     if not any(found.is_file for found in disk.entries(paths.commitlog)):
         return
     check_generation(path, disk)
-    text = f"{path} was written by another program, which may still write to it. Stop that, then run: checkback recover"
-    raise StoreError(f"{text} {path} --apply --broker-is-stopped. Until then open it with read_only=True", path=path)
+    text = f"{path} was written by another program, which may still write to it"
+    take_over = f"checkback recover {quote(path)} --apply --broker-is-stopped"
+    raise StoreError(
+        f"{text}. Stop that, then run: {take_over}. Until then open it with read_only=True", path=path
+    )  # fmt: skip
 
 
 def check_generation(path: str, disk: Disk) -> None:

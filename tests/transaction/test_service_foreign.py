@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 import broker
 from broker.format.commitlog import encode, make_record
 from broker.format.topics import HALF_TOPIC
+from broker.store.disk.paths import Paths
 from broker.store.write.pending_record import draft
 from broker.transaction.events import WHY
 from recovery.rebuild.rebuilder import rebuild
@@ -99,3 +102,42 @@ def test_a_store_of_the_gap_is_only_read(tmp_path: Path) -> None:
     (tmp_path / "store" / "commitlog" / f"{0:020}").write_bytes(log.ljust(4096, b"\0"))
     with pytest.raises(broker.StoreError, match=r"nobody can ever settle \(generation gap\)"):
         broker.open(tmp_path / "store")
+
+
+def shell_words(command: str) -> list[str]:
+    """The words of a command as a shell takes it, for which `;` and `&` stand by themselves."""
+    words = shlex.shlex(command, posix=True, punctuation_chars=True)
+    words.whitespace_split = True
+    return list(words)
+
+
+@pytest.mark.parametrize(
+    ("content", "url"),
+    [
+        ({"url": "rocketmq://one:9876;two:9876", "is_done": False}, "rocketmq://one:9876;two:9876"),
+        ({"is_done": False}, "URL"),
+    ],
+    ids=["two-name-servers", "damaged"],
+)
+def test_the_command_that_finishes_a_move_is_one_for_a_shell(
+    tmp_path: Path, content: dict[str, object], url: str
+) -> None:
+    """A semicolon between name servers ends a command of a shell, and a blank a word of it."""
+    path = str(tmp_path / "my store")
+    with broker.open(path):
+        pass
+    Path(Paths(path).moved).write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(broker.StoreError) as caught:
+        broker.open(path)
+    _, command = str(caught.value).split("To finish that: ")
+    command, _ = command.split(". To write here")
+    assert shell_words(command) == ["checkback", "move", path, url, "--apply"]
+
+
+def test_the_command_that_takes_a_store_over_is_one_for_a_shell(tmp_path: Path) -> None:
+    path = unpack("rocketmq-3.1.5-recovered", tmp_path / "their store")
+    with pytest.raises(broker.StoreError) as caught:
+        broker.open(path)
+    _, command = str(caught.value).split("then run: ")
+    command, _ = command.split(". Until then")
+    assert shell_words(command) == ["checkback", "recover", str(path), "--apply", "--broker-is-stopped"]
