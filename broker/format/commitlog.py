@@ -104,6 +104,11 @@ _IPV6_MASK = BORN_IPV6 | STORE_IPV6
 _HEADS = {born | store: head_struct(bool(born), bool(store)) for born in (0, BORN_IPV6) for store in (0, STORE_IPV6)}
 BODY_AT = {(bool(bits & BORN_IPV6), bool(bits & STORE_IPV6)): head.size for bits, head in _HEADS.items()}
 """Where the body begins, by (born_ipv6, store_ipv6)."""
+_IPV4_PARTS = (
+    (RecordHead, 0), (RecordBorn, RecordHead.SIZE + 4), (RecordMiddle, BODY_AT[False, False] - RecordMiddle.SIZE),
+)  # fmt: skip
+OFFSET_IPV4 = {name: begin + offset for layout, begin in _IPV4_PARTS for name, offset in layout.OFFSET.items()}
+"""Where a field before the body begins in a record with IPv4 addresses, as all of ours are."""
 
 _SIZE_AND_MAGIC = struct.Struct(">ii")
 _SYS_FLAG = struct.Struct(">i")

@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 
 from broker.errors import CorruptRecord, MessageRejected
 from broker.format import commitlog, properties
-from broker.format.commitlog import BODY_AT, MAGIC_V1, MAGIC_V2, Record, decode, encode, head_dtype, make_record
+from broker.format.commitlog import (
+    BODY_AT,
+    MAGIC_V1,
+    MAGIC_V2,
+    OFFSET_IPV4,
+    Record,
+    decode,
+    encode,
+    head_dtype,
+    make_record,
+)
 from broker.format.java import Host
 from broker.format.record import body
 from broker.format.record.innerbatch import InnerHead, InnerTail, inner_records
@@ -147,6 +157,12 @@ def test_head_dtype_is_the_head(record: Record) -> None:
     assert row["born_address"].tobytes() == record.born_host.address
     assert (row["born_port"], row["store_port"]) == (record.born_host.port, record.store_host.port)
     assert (row["total_size"], row["body_length"]) == (len(raw), len(record.body))
+
+
+def test_the_places_of_fields_are_those_of_the_head() -> None:
+    fields = np.dtype(head_dtype(False, False)).fields or {}
+    parts = ("born_address", "store_address", "store_port")  # of which nobody asks for the place
+    assert {name: place for name, (_, place, *_) in fields.items() if name not in parts} == OFFSET_IPV4
 
 
 @pytest.mark.parametrize("kind", Compression)

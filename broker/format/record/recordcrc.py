@@ -11,8 +11,9 @@ from broker.errors import CorruptRecord
 from broker.format import properties as names
 
 RECORD_CRC_SIZE = 20  # `__CRC32#`, 0x01, ten digits, 0x02
-_NAME = names.CRC32.encode() + b"\x01"
-_ZERO = _NAME + b"0" * 10 + b"\x02"
+RECORD_CRC_MARK = names.CRC32.encode() + b"\x01"
+"""How the item begins."""
+_ZERO = RECORD_CRC_MARK + b"0" * 10 + b"\x02"
 
 
 def record_crc_item(crc: int) -> bytes:
@@ -21,7 +22,7 @@ def record_crc_item(crc: int) -> bytes:
     Quirk (5.2.0+): the ten digits stand in reverse, the least significant first, filled up with zeros.
     RocketMQ: MessageDecoder.createCrc32 (5.3.3).
     """
-    return _NAME + f"{crc:010d}"[::-1].encode() + b"\x02"
+    return RECORD_CRC_MARK + f"{crc:010d}"[::-1].encode() + b"\x02"
 
 
 def record_crc_reserve(properties: bytes) -> bytes:
@@ -29,7 +30,7 @@ def record_crc_reserve(properties: bytes) -> bytes:
 
     RocketMQ: MessageUtils.deleteProperty, MessageExtEncoder.encode (5.3.3).
     """
-    kept = b"\x02".join(item for item in properties.split(b"\x02") if not item.startswith(_NAME))
+    kept = b"\x02".join(item for item in properties.split(b"\x02") if not item.startswith(RECORD_CRC_MARK))
     if kept and not kept.endswith(b"\x02"):
         kept += b"\x02"
     return kept + _ZERO
@@ -37,7 +38,7 @@ def record_crc_reserve(properties: bytes) -> bytes:
 
 def sound_record_crc(properties: bytes) -> int | None:
     """The CRC that the last property states for the record; None when there is none, or a damaged one."""
-    if properties[-RECORD_CRC_SIZE:-11] == _NAME:
+    if properties[-RECORD_CRC_SIZE:-11] == RECORD_CRC_MARK:
         digits = properties[-11:-1]
         if digits.isdigit() and properties.endswith(b"\x02"):
             return int(digits[::-1])
@@ -66,6 +67,6 @@ def record_crc_fault(properties: bytes) -> str | None:
     item = properties[-RECORD_CRC_SIZE:]
     if (item[:4] != _ZERO[:4] and item[4:8] != _ZERO[4:8]) or len(item) != RECORD_CRC_SIZE:
         return None
-    wrong = sum(byte != zero for byte, zero in zip(item[:9] + item[19:], _NAME + b"\x02", strict=True))
+    wrong = sum(byte != zero for byte, zero in zip(item[:9] + item[19:], RECORD_CRC_MARK + b"\x02", strict=True))
     wrong += sum(not 48 <= digit <= 57 for digit in item[9:19])
     return "the property that holds the record's CRC is damaged" if wrong == 1 else None

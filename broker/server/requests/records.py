@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from broker import compiled
-from broker.format.commitlog import BODY_AT, RECORD_CRC_SIZE, Record, record_crc_item
+from broker.format.commitlog import BODY_AT, MAGIC_V1, OFFSET_IPV4, RECORD_CRC_SIZE, Record
+from broker.format.record.recordcrc import RECORD_CRC_MARK
 from broker.format.sysflag import BORN_IPV6, STORE_IPV6
 from broker.store.read.commitlog import CommitLog
 
@@ -18,10 +19,11 @@ if TYPE_CHECKING:
     from broker.live import LiveStore
 
 _sent_records: Callable[..., tuple[bytes, int] | None] | None = compiled.fast.sent_records if compiled.fast else None
-_CRC_NAME = record_crc_item(0)[:9]
 _BODY_AT = BODY_AT[False, False]
-_V1 = b"\xda\xa3\x20\xa7"
-_SYS_FLAG_LOW_AT, _IPV6 = 39, BORN_IPV6 | STORE_IPV6
+_BODY_LENGTH_AT = OFFSET_IPV4["body_length"]
+_MARK_END = len(RECORD_CRC_MARK) - RECORD_CRC_SIZE  # from the end of the record
+_V1 = MAGIC_V1.to_bytes(4, "big", signed=True)
+_SYS_FLAG_LOW_AT, _IPV6 = OFFSET_IPV4["sys_flag"] + 3, BORN_IPV6 | STORE_IPV6
 
 
 def record_at(store: LiveStore, commitlog_offset: int) -> Record | None:
@@ -34,9 +36,9 @@ def record_at(store: LiveStore, commitlog_offset: int) -> Record | None:
 
 def as_sent(raw: bytes) -> bytes:
     """A record of ours without its CRC; any other record as it is."""
-    if raw[-RECORD_CRC_SIZE : 9 - RECORD_CRC_SIZE] != _CRC_NAME or raw[4:8] != _V1 or raw[_SYS_FLAG_LOW_AT] & _IPV6:
+    if raw[-RECORD_CRC_SIZE:_MARK_END] != RECORD_CRC_MARK or raw[4:8] != _V1 or raw[_SYS_FLAG_LOW_AT] & _IPV6:
         return raw
-    body_length = int.from_bytes(raw[_BODY_AT - 4 : _BODY_AT], "big")
+    body_length = int.from_bytes(raw[_BODY_LENGTH_AT:_BODY_AT], "big")
     topic_at = _BODY_AT + body_length
     length_at = topic_at + 1 + raw[topic_at]
     size = len(raw) - RECORD_CRC_SIZE

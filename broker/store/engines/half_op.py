@@ -21,7 +21,7 @@ from typing import Unpack
 
 from broker.errors import CorruptRecord, TransactionError
 from broker.format import properties as names
-from broker.format.commitlog import BODY_AT, Record, RecordHead, RecordMiddle, decode
+from broker.format.commitlog import BODY_AT, OFFSET_IPV4, Record, decode
 from broker.format.record import opmessage
 from broker.format.record.recordcrc import stated_record_crc
 from broker.format.sysflag import BORN_IPV6, STORE_IPV6, TransactionType, with_transaction_type
@@ -48,11 +48,10 @@ HALF_DELAY = "CHECKBACK_DELAY"  # of a half message: the delay level of its comm
 _new_tuple = tuple.__new__
 _COMMIT, _NONE = TransactionType.COMMIT, TransactionType.NONE
 _BODY_AT = BODY_AT[False, False]
-_BODY_LENGTH_AT = _BODY_AT - 4
-_PREPARED_AT = _BODY_AT - RecordMiddle.SIZE + RecordMiddle.OFFSET["prepared_transaction_offset"]
-_QUEUE_ID_AT = RecordHead.OFFSET["queue_id"]
-_LAST_OF_TYPE_AT = RecordHead.OFFSET["sys_flag"] + 3  # the byte with the two bits of the transaction type
-_CRC_AT, _BORN_AT = RecordHead.OFFSET["body_crc"], RecordHead.OFFSET["born_timestamp_ms"]
+_PREPARED_AT, _BODY_LENGTH_AT = OFFSET_IPV4["prepared_transaction_offset"], OFFSET_IPV4["body_length"]
+_QUEUE_ID_AT = OFFSET_IPV4["queue_id"]
+_LAST_OF_TYPE_AT = OFFSET_IPV4["sys_flag"] + 3  # the byte with the two bits of the transaction type
+_CRC_AT, _BORN_AT = OFFSET_IPV4["body_crc"], OFFSET_IPV4["born_timestamp_ms"]
 _OP = draft(OP_TOPIC, b"", {names.WAIT: "true", names.TAGS: OP_TAG}, queue_id=QUEUE, born_timestamp_ms=0)
 _OP_SIZE = len(_OP.raw)
 # Of an op message: its size, CRC, born time and the length of its body, and what lies between and behind them.

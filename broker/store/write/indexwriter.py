@@ -27,7 +27,7 @@ from broker.store.disk.files import Disk, Map
 from broker.store.shared.control import ControlPage, Word
 
 _HEADER = IndexHeader.STRUCT
-_ITEM = struct.Struct(">iqii")
+_ITEM = IndexItem.STRUCT
 _INT = struct.Struct(">i")
 _unpack_header, _unpack_int, _pack_int = _HEADER.unpack_from, _INT.unpack_from, _INT.pack
 _pack_item, _pack_long, _pack_counts = _ITEM.pack_into, struct.Struct(">q").pack_into, struct.Struct(">ii").pack

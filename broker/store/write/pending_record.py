@@ -19,11 +19,10 @@ from broker.format import properties as names
 from broker.format.commitlog import (
     BODY_AT,
     MAGIC_V1,
+    OFFSET_IPV4,
     RECORD_CRC_SIZE,
     TOPIC_SIZE_MAX_V1,
     Record,
-    RecordHead,
-    RecordMiddle,
     decode,
     encode,
     head_struct,
@@ -38,17 +37,15 @@ from broker.format.topics import DELAYS_MS, SCHEDULE_TOPIC
 LOCAL_HOST = Host(bytes((127, 0, 0, 1)), 10911)
 
 _OFFSETS = struct.Struct(">qq")  # queueOffset and the CommitLog offset stand side by side
-_OFFSETS_AT = RecordHead.OFFSET["queue_offset"]
+_OFFSETS_AT = OFFSET_IPV4["queue_offset"]
 _LONG = struct.Struct(">q")
 _INT = struct.Struct(">i")
-_STORE_TIME_AT = RecordHead.SIZE + 4 + 4  # behind the producer's address and port, in IPv4
+_STORE_TIME_AT = OFFSET_IPV4["store_timestamp_ms"]
 _BODY_AT = BODY_AT[False, False]
-_MIDDLE_AT = _BODY_AT - RecordMiddle.SIZE
 _MARK_BYTES = 8  # size and magic
-_PREPARED_AT = _MIDDLE_AT + RecordMiddle.OFFSET["prepared_transaction_offset"]
-_BODY_LENGTH_AT = _MIDDLE_AT + RecordMiddle.OFFSET["body_length"]
-_LAST_OF_TYPE_AT = RecordHead.OFFSET["sys_flag"] + 3  # the byte with the two bits of the transaction type
-_CRC_AT = RecordHead.OFFSET["body_crc"]
+_PREPARED_AT, _BODY_LENGTH_AT = OFFSET_IPV4["prepared_transaction_offset"], OFFSET_IPV4["body_length"]
+_LAST_OF_TYPE_AT = OFFSET_IPV4["sys_flag"] + 3  # the byte with the two bits of the transaction type
+_CRC_AT = OFFSET_IPV4["body_crc"]
 
 _HEAD = head_struct(born_ipv6=False, store_ipv6=False)
 _HEAD_SIZE, _LOCAL_PLACE = _HEAD.size, (LOCAL_HOST.address, LOCAL_HOST.port)

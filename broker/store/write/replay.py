@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 from broker.errors import CorruptRecord, CorruptStore
 from broker.format import properties as names
-from broker.format.commitlog import BODY_AT, MAGIC_BLANK, MAGIC_V1, RecordHead, RecordMiddle
+from broker.format.commitlog import BODY_AT, MAGIC_BLANK, MAGIC_V1, OFFSET_IPV4, RecordHead, RecordMiddle
+from broker.format.record.recordcrc import RECORD_CRC_MARK
 from broker.format.sysflag import BORN_IPV6, STORE_IPV6, TransactionType
 from broker.store.read.log_reader import WINDOW_BYTES, LogReader
 from broker.store.shared.control import ControlPage, Word
@@ -19,8 +20,7 @@ from broker.store.write.pending_record import PendingRecord, draft_of, group_has
 
 _HEAD, _MIDDLE = RecordHead.STRUCT, RecordMiddle.STRUCT
 _BODY_AT = BODY_AT[False, False]
-_MIDDLE_AT = _BODY_AT - RecordMiddle.SIZE
-_STORE_TIME_AT = RecordHead.SIZE + 4 + 4  # behind the producer's address and port
+_MIDDLE_AT, _STORE_TIME_AT = OFFSET_IPV4["reconsume_times"], OFFSET_IPV4["store_timestamp_ms"]
 _ODD = BORN_IPV6 | STORE_IPV6
 _KINDS = {int(kind): kind for kind in TransactionType}
 _NONE, _PREPARED, _COMMIT, _ROLLBACK = (
@@ -178,10 +178,9 @@ class Replay:
 
 
 _STORE_MS, _SLOTS, _DISPATCHED = int(Word.STORE_MS), int(Word.SLOTS), int(Word.DISPATCHED)
-_CRC_MARK = f"{names.CRC32}\x01".encode()
 
 
 def _alike(half: bytes, end: bytes) -> bool:
     """Whether two records have the same properties, their own CRCs left out."""
-    mark = half.rfind(_CRC_MARK)
-    return half == end or (mark >= 0 and end.rfind(_CRC_MARK) == mark and half[:mark] == end[:mark])
+    mark = half.rfind(RECORD_CRC_MARK)
+    return half == end or (mark >= 0 and end.rfind(RECORD_CRC_MARK) == mark and half[:mark] == end[:mark])
