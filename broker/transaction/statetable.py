@@ -291,14 +291,13 @@ class StateTableService(TransactionalMessageService):
 
     def in_doubt_slots(self) -> list[int]:
         """See TransactionalMessageService."""
-        self._catch_up()
-        words = self._writer.control
+        words, dispatcher = self._writer.control.words, self._dispatcher
         while True:
-            generation = words[Word.GENERATION]
-            found = list(slots_in_state(self._dispatcher.table, _PREPARED, 0, words[Word.SLOTS]))
-            if words[Word.GENERATION] == generation:  # else another table was put in place of the one that was read
-                return found
             self._catch_up()
+            generation = dispatcher.generation
+            found = list(slots_in_state(dispatcher.table, _PREPARED, 0, words[_SLOTS]))
+            if words[_GENERATION] == generation:  # else the table is being, or was, replaced since: see directory_swap
+                return found
 
     def _catch_up(self) -> None:
         """Finish what a killed process published, and release a table that was swapped: no answer rests on either."""

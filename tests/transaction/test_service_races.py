@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -14,6 +15,10 @@ import pytest
 
 import broker
 from broker.format.topics import PARK_TOPIC
+from broker.store.disk.files import Disk
+from broker.store.disk.paths import Paths
+from broker.store.shared.control import Word
+from broker.store.shared.directory_swap import begin_swap
 from broker.store.write.pending_record import PendingRecord
 from broker.transaction.durability import Waiting
 from broker.transaction.statetable import StateTableService
@@ -155,6 +160,29 @@ def test_what_was_ended_meanwhile_is_not_in_doubt(tmp_path: Path) -> None:
                 store.transactions.commit(halves[1])
                 store.transactions.rollback(halves[2])
         assert seen == [halves[0], halves[3]]
+
+
+def test_what_is_in_doubt_is_read_from_no_table_that_is_being_exchanged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rebuild was killed between two renames: there is no table at that moment, and it looked as if it were empty."""
+    with opened(tmp_path) as store:
+        half = store.transactions.prepare(message(), "shop")
+        service: Any = store.transactions
+        table, paths, catch_up = service._dispatcher.table, Paths(store.path), service._catch_up
+
+        def then_an_exchange_begins() -> None:
+            catch_up()
+            monkeypatch.setattr(service, "_catch_up", catch_up)
+            built = os.path.join(paths.rebuild, "table")
+            shutil.copytree(table.directory, built)
+            store.writer.control[Word.GENERATION] += 1
+            begin_swap(Disk(), paths, [(table.directory, built)])
+            shutil.rmtree(table.directory)
+            table.forget()
+
+        monkeypatch.setattr(service, "_catch_up", then_an_exchange_begins)
+        assert service.in_doubt_slots() == [half.slot]
 
 
 def test_a_future_waits_for_no_thread_that_the_system_does_not_give(
