@@ -27,6 +27,16 @@ _LONG_S = 30.0
 _BEYOND_GRACE_S = 5.0
 
 
+def next_start(lived_s: float, failures: int) -> tuple[int, float]:
+    """How often a process has ended early in a row, and the pause in seconds before it starts again.
+
+    It lived for `lived_s` seconds, and `failures` times before it had ended early.
+    """
+    if lived_s > _LONG_S:
+        return 0, 0.0
+    return failures + 1, _PAUSES_S[min(failures, len(_PAUSES_S) - 1)]
+
+
 class Child:
     """One worker process and its socket."""
 
@@ -152,9 +162,7 @@ class Supervisor:
                 return None
             if not self._has_worked:
                 return code
-        lived_s = time.monotonic() - child.started_s
-        failures = 0 if lived_s > _LONG_S else child.failures + 1
-        pause_s = _PAUSES_S[min(failures, len(_PAUSES_S)) - 1] if failures else 0.0
+        failures, pause_s = next_start(time.monotonic() - child.started_s, child.failures)
         how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
         self._say(
             f"process {child.process.pid} ended {how}; another one starts" + (f" in {pause_s} s" if pause_s else "")

@@ -19,6 +19,8 @@ from recovery.work.reload import SourceFiles
 from recovery.work.supervisor import Supervisor
 from tests.app.shop import until
 
+PAUSES_S = room._PAUSES_S
+
 # A worker process without an application. MODE is a file that says what it does.
 CHILD = """
 import os, signal, socket, sys, time
@@ -69,6 +71,26 @@ class Running:
     def are_ready(self, count: int) -> bool:
         children = list(self.supervisor._children)
         return len(children) == count and all(child.is_ready for child in children)
+
+
+@pytest.mark.parametrize(
+    ("lived_s", "failures", "expected"),
+    [
+        (0.1, 0, (1, 0.0)),
+        (0.1, 1, (2, 0.5)),
+        (30.0, 4, (5, 5.0)),
+        (0.1, 5, (6, 10.0)),
+        (0.1, 99, (100, 10.0)),
+        (30.1, 0, (0, 0.0)),
+        (30.1, 99, (0, 0.0)),
+    ],
+)
+def test_the_pause_before_a_process_starts_again(
+    lived_s: float, failures: int, expected: tuple[int, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once the first time, then later and later, at most 10 s; one that lived long begins at the front."""
+    monkeypatch.setattr(room, "_PAUSES_S", PAUSES_S)
+    assert room.next_start(lived_s, failures) == expected
 
 
 @pytest.fixture(autouse=True)
