@@ -12,11 +12,14 @@ import pytest
 import broker
 from broker.consuming.group.members import MemberKind
 from broker.consuming.group.positions import Positions, Start
+from broker.remoting.admin_headers import ResetOffsetRequestHeader
 from broker.remoting.codes import RequestCode as Code
 from broker.remoting.codes import ResponseCode as Answer
 from broker.server import group_positions
 from broker.server.clients import Peer
+from broker.server.context import Refused
 from broker.server.group_positions import GroupPositions
+from broker.server.requests.admin import reset_position
 from tests.server.conftest import Connect, Serve
 from tests.server.processes import await_true
 
@@ -173,6 +176,35 @@ def test_a_reset_beyond_its_queue_is_refused(serve: Serve, connect: Connect) -> 
     assert client.request(Code.INVOKE_BROKER_TO_RESET_OFFSET, reset | {"queueId": 0, "offset": 3}).code == 0
     assert client.request(Code.INVOKE_BROKER_TO_RESET_OFFSET, reset | {"offset": 3}).code == 0  # of no queue: by time
     assert client.request(Code.QUERY_CONSUMER_OFFSET, asked).ext == {"offset": "0"}
+
+
+@pytest.mark.parametrize(
+    ("queue_id", "offset", "time_ms", "expected"),
+    [
+        (-1, -1, -1, 9),  # the end
+        (-1, -1, 500, 5),  # the first message from a time on
+        (-1, -1, 100, 3),  # which was removed: the first that is kept
+        (-1, -1, 2000, 9),
+        (-1, 7, 500, 5),  # an offset of no queue does not count
+        (2, -1, 500, 5),
+        (2, 3, 500, 3),
+        (2, 9, 500, 9),
+        (2, 2, 500, None),
+        (2, 10, 500, None),
+    ],
+)
+def test_where_a_group_is_put(queue_id: int, offset: int, time_ms: int, expected: int | None) -> None:
+    """In a queue of the offsets 3 to 8, with a message each 100 ms."""
+    header = ResetOffsetRequestHeader("orders", "billing", time_ms, True, queue_id, offset)
+
+    def position() -> int:
+        return reset_position(header, 3, 9, lambda ms: ms // 100)
+
+    if expected is None:
+        with pytest.raises(Refused, match=r"not in consume queue range \[3-9\]"):
+            position()
+    else:
+        assert position() == expected
 
 
 def test_a_client_that_lost_the_queue_keeps_no_reset_from_the_one_that_has_it(serve: Serve, connect: Connect) -> None:

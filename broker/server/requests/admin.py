@@ -5,6 +5,8 @@ RocketMQ: AdminBrokerProcessor (5.3.3).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from broker.errors import ProtocolError
@@ -161,22 +163,30 @@ def reset_offsets(context: ServerContext, request: Request) -> RemotingCommand:
     placed: list[tuple[dict[str, Any], int]] = []
     for queue_id in queues:
         first, end = queue_range(store, header.topic, queue_id)
-        if header.queue_id >= 0 and header.queue_offset >= 0:
-            position = header.queue_offset
-            if not first <= position <= end:
-                text = f"Target offset {position} not in consume queue range [{first}-{end}]"
-                raise Refused(ResponseCode.SYSTEM_ERROR, text)
-        elif header.timestamp_ms < 0:
-            position = end
-        else:
-            position = store.offset_at_time(header.topic, queue_id, header.timestamp_ms)
-        position = min(max(position, first), end)
+        position = reset_position(header, first, end, partial(store.offset_at_time, header.topic, queue_id))
         held = context.positions.get(header.group, header.topic, queue_id)
         if header.is_force or held is None or position <= held:
             context.positions.reset(header.group, header.topic, queue_id, position, is_online=online)
         queue = MessageQueue(header.topic, queue_id).as_json(context.settings.broker_name)
         placed.append((queue, position))
     return request.answer(body=dumps({"offsetTable": ObjectMap(placed)}))
+
+
+def reset_position(
+    header: ResetOffsetRequestHeader, first: int, end: int, offset_at_time: Callable[[int], int]
+) -> int:  # fmt: skip
+    """Where a group goes on in a queue of the offsets [first, end), which `offset_at_time` finds by a time.
+
+    An offset counts for one queue that is named; else the time does, and one below 0 means the end. Raises Refused for
+    an offset that the queue does not have.
+    """
+    if header.queue_id >= 0 and header.queue_offset >= 0:
+        if not first <= header.queue_offset <= end:
+            text = f"Target offset {header.queue_offset} not in consume queue range [{first}-{end}]"
+            raise Refused(ResponseCode.SYSTEM_ERROR, text)
+        return header.queue_offset
+    position = end if header.timestamp_ms < 0 else offset_at_time(header.timestamp_ms)
+    return min(max(position, first), end)
 
 
 def clone_positions(context: ServerContext, request: Request) -> RemotingCommand:
