@@ -142,13 +142,16 @@ def bind(
 ) -> Binding:
     """Bind a store to a database, or verify that it is bound to this one, and count that it was opened.
 
-    `known` is what the store remembers. Raises TransactionError when the row says that this is another database,
-    StoreError for a file of the store that is damaged; what the database raises comes through.
+    `known` is what the store remembers. Raises TransactionError when the row says that this is another database, or
+    when the rows of the ledger's table do not go with their transactions; StoreError for a file of the store that is
+    damaged; what the database raises comes through.
     """
     steps = KnownLedgers.steps if known is None else known.steps
     for attempt in range(_ATTEMPTS):
         with transaction() as execute:
             observed = look(execute)
+            if observed.unfit:
+                raise TransactionError(f"the ledger's table {observed.unfit}")
             found = read_binding(execute, bindings, store_id)
         if found is not None:
             if what := difference(found.identity, observed.identity):

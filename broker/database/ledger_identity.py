@@ -37,11 +37,16 @@ _PG = """
         (SELECT nspname FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
             WHERE pg_class.oid = to_regclass(CAST(:name AS text))),
         current_setting('port'), pg_is_in_recovery(), current_setting('transaction_read_only'),
-        has_function_privilege('pg_control_system()', 'execute')
+        has_function_privilege('pg_control_system()', 'execute'),
+        (SELECT relpersistence = 'u' FROM pg_class WHERE oid = to_regclass(CAST(:name AS text)))
 """
 _PG_SYSTEM = """
     SELECT CAST((pg_control_system()).system_identifier AS text),
         CASE WHEN pg_is_in_recovery() THEN '' ELSE substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END
+"""
+_MY_ENGINE = """
+    SELECT ENGINE FROM information_schema.TABLES JOIN information_schema.ENGINES USING (ENGINE)
+    WHERE TABLE_SCHEMA = :database AND TABLE_NAME = :name AND TRANSACTIONS <> 'YES'
 """
 _MY = "SHOW VARIABLES WHERE Variable_name IN ('server_uuid', 'hostname', 'port', 'datadir', 'read_only')"
 
@@ -81,6 +86,7 @@ class Observed(NamedTuple):
     identity: DatabaseIdentity
     has_table: bool  # the ledger's table is there
     read_only: str  # why nothing can be written there: a standby, a read-only replica; empty when it can
+    unfit: str = ""  # why the table's rows say nothing of their transactions, with the next step; empty when they do
 
 
 def observe(execute: Execute, dialect: str, table: str, schema: str | None) -> Observed:
@@ -91,30 +97,35 @@ def observe(execute: Execute, dialect: str, table: str, schema: str | None) -> O
     if dialect == _POSTGRESQL:
         return _postgresql(execute, table)
     if dialect in MYSQL_DIALECTS:
-        return _mysql(execute, dialect, schema)
+        return _mysql(execute, dialect, table, schema)
     if dialect == _SQLITE:
         return _sqlite(execute, schema)
     return Observed(DatabaseIdentity(dialect, schema=schema or ""), True, "")
 
 
 def _postgresql(execute: Execute, table: str) -> Observed:
-    ((database, oid, schema, port, standby, read_only, permitted),) = execute(Sql(_PG, {"name": table}))
+    ((database, oid, schema, port, standby, read_only, permitted, unlogged),) = execute(Sql(_PG, {"name": table}))
     ((server, timeline),) = execute(Sql(_PG_SYSTEM)) if permitted else (("", ""),)
     identity = DatabaseIdentity(
         _POSTGRESQL, server, port, database=database, number=oid, schema=schema or "", timeline=timeline
     )
     why = "it is a standby, which follows a primary" if standby else "it is read-only" if read_only == "on" else ""
-    return Observed(identity, schema is not None, why)
+    unfit = f"{table} is UNLOGGED: PostgreSQL empties it after a crash, and what committed would seem rolled back. Do"
+    return Observed(identity, schema is not None, why, f"{unfit} ALTER TABLE {table} SET LOGGED" if unlogged else "")
 
 
-def _mysql(execute: Execute, dialect: str, schema: str | None) -> Observed:
+def _mysql(execute: Execute, dialect: str, table: str, schema: str | None) -> Observed:
     variables = {str(name).lower(): str(value) for name, value, *_ in execute(Sql(_MY))}
     ((database,),) = execute(Sql("SELECT DATABASE()"))
     place = f"{variables.get('hostname', '')}:{variables.get('port', '')}{variables.get('datadir', '')}"
     named = schema or str(database or "")
     identity = DatabaseIdentity(dialect, variables.get("server_uuid") or place, database=named, schema=schema or "")
     read_only = variables.get("read_only", "OFF").upper() not in ("OFF", "0")
-    return Observed(identity, True, "it is a read-only replica" if read_only else "")
+    name = table.rpartition(".")[2].replace("`", "")
+    engines = execute(Sql(_MY_ENGINE, {"database": named, "name": name}))
+    text = f"{table} is a table of {{}}: its rows stay where their transaction is rolled back. Do ALTER TABLE {table}"
+    unfit = f"{text.format(engines[0][0])} ENGINE=InnoDB" if engines else ""
+    return Observed(identity, True, "it is a read-only replica" if read_only else "", unfit)
 
 
 def _sqlite(execute: Execute, schema: str | None) -> Observed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from sqlalchemy import URL, Engine, MetaData, Table, create_engine, event, select, text
@@ -12,12 +13,15 @@ from sqlalchemy.exc import DatabaseError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
+import broker
 import recovery.checkback.catalog
 from broker.app.sent_keys import SentKeys
 from broker.database.dedup import Processed, insert_once
-from broker.errors import BrokerError
+from broker.errors import BrokerError, TransactionError
 from broker.ledger import Ledger
 from recovery.checkback.catalog import Catalog
+from recovery.checkback.ledgers.doctor import examine, gathered
+from recovery.checkback.ledgers.proof import LedgerEvidence, judge
 
 STORE = "5" * 32
 
@@ -121,4 +125,34 @@ def test_a_row_goes_with_the_rollback_on_a_server_that_prefers_another_engine(ma
         assert connection.execute(select(ledger.rows)).all() == []
         engines = "SELECT DISTINCT engine FROM information_schema.tables WHERE table_schema = DATABASE()"
         assert connection.execute(text(engines)).scalars().all() == ["InnoDB"]
+    engine.dispose()
+
+
+@pytest.mark.parametrize(
+    ("base", "made", "step"),
+    [
+        ("mariadb", "ENGINE=MyISAM", "ENGINE=InnoDB"),
+        ("mariadb", "ENGINE=Aria", "ENGINE=InnoDB"),
+        ("mariadb", "ENGINE=MEMORY", "ENGINE=InnoDB"),
+        ("postgres", "SET UNLOGGED", "SET LOGGED"),
+    ],
+)
+def test_a_table_whose_rows_say_nothing_of_their_transactions_is_refused(
+    request: pytest.FixtureRequest, tmp_path: Path, base: str, made: str, step: str
+) -> None:
+    """A message of an order that was rolled back was delivered: its row stayed in the table."""
+    engine = create_engine(request.getfixturevalue(f"{base}_url"))
+    Ledger(engine).create_all()
+    with broker.open(tmp_path / "store") as store:
+        store.producer("shop", topics=["orders"], ledger=Ledger(engine))
+        with engine.begin() as connection:
+            connection.execute(text(f"ALTER TABLE checkback_ledger {made}"))
+        with pytest.raises(TransactionError, match=rf"ledger's table .*ALTER TABLE checkback_ledger {step}$"):
+            store.producer("shop", topics=["orders"], ledger=Ledger(engine))
+        assert judge(gathered(Ledger(engine), LedgerEvidence(store))).endswith(f"ALTER TABLE checkback_ledger {step}")
+        lines = {line.name: line for line in examine(store, Ledger(engine))}
+        assert lines["identity"].next_step == f"ALTER TABLE checkback_ledger {step}"
+        with engine.begin() as connection:
+            connection.execute(text(f"ALTER TABLE checkback_ledger {step}"))
+        store.producer("shop", topics=["orders"], ledger=Ledger(engine))
     engine.dispose()

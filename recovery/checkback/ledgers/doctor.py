@@ -167,7 +167,8 @@ def _which_mark(facts: LedgerFacts) -> str:
 
 def _step(facts: LedgerFacts, refusal: str) -> str:
     """The command that a refusal ends with."""
-    commands = [one for one in (facts.steps.rebind, facts.steps.accept) if refusal.endswith(one)]
+    unfit = facts.unfit.rpartition("Do ")[2] or None
+    commands = [one for one in (facts.steps.rebind, facts.steps.accept, unfit) if one and refusal.endswith(one)]
     return (commands or ["name the right database"])[0] if refusal else ""
 
 

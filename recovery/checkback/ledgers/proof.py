@@ -143,6 +143,7 @@ class LedgerFacts:
     lacking: Sequence[CommittedKey] = ()  # of them, those whose rows are missing
     steps: NextSteps = field(default=NextSteps())  # what a person does about it
     mark_ms: int = 0  # rows of keys made before this time were removed by retention
+    unfit: str = ""  # why its rows say nothing of their transactions
 
 
 def judge(facts: LedgerFacts) -> str:
@@ -160,6 +161,8 @@ def judge(facts: LedgerFacts) -> str:
         return f"the store knows its ledger as {known.binding.identity}, and this is {actual} ({what}). {_moved(facts)}"
     if facts.read_only:
         return f"{actual} takes no tombstone: {facts.read_only}. Name the primary"
+    if facts.unfit:
+        return f"in {actual} the ledger's table {facts.unfit}"
     return lacks(facts, row, known)
 
 
@@ -237,7 +240,7 @@ def _is_second_refused(connection: Connection, ledger: Ledger) -> bool:
 def gather(transaction: Transaction, ledger: Ledger, evidence: Evidence) -> LedgerFacts:
     """Ask the database and the store. Raises what the database raises."""
     with transaction() as execute:
-        actual, has_table, read_only = ledger.look(execute)
+        actual, has_table, read_only, unfit = ledger.look(execute)
     row = None
     try:
         with transaction() as execute:
@@ -248,7 +251,8 @@ def gather(transaction: Transaction, ledger: Ledger, evidence: Evidence) -> Ledg
         has_table = False
     known_ledgers = evidence.known
     steps = replace(known_ledgers.steps, ledger=named_by(ledger))
-    facts = LedgerFacts(evidence.store_id, actual, has_table, read_only, row, None, known_ledgers.all(), steps=steps)
+    facts = LedgerFacts(evidence.store_id, actual, has_table, read_only, row, None, known_ledgers.all())
+    facts = replace(facts, steps=steps, unfit=unfit)
     if row is None:
         return facts
     known = evidence.known_of(row)
