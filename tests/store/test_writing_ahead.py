@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import struct
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -91,6 +93,37 @@ def test_the_file_system_knows_the_pages_as_written(tmp_path: Path) -> None:
             send(store)
         ahead = written_bytes(next((tmp_path / "store/commitlog").iterdir()))
     assert 250_000 < ahead < 300_000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a call of Linux")
+def test_other_threads_run_while_the_system_writes_pages(tmp_path: Path) -> None:
+    """While it waited for its journal, or for a disk that did not keep up, no thread of the process ran."""
+    path, size, part = tmp_path / "allocated", 64 << 20, 4 << 20
+    path.touch()
+    Disk().allocate(str(path), size)
+    mapped, counts, is_over = Disk().open_map(str(path), size), [0], threading.Event()
+
+    def count() -> None:
+        while not is_over.is_set():
+            counts[0] += 1
+            time.sleep(0)
+
+    def counted_while_it_writes(start: int) -> int:
+        before = counts[0]
+        mapped.write_pages(start, start + part)
+        return counts[0] - before
+
+    counted_while_it_writes(0)  # an import lets others run, too
+    thread = threading.Thread(target=count)
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(60)  # a thread runs when another one lets it, and only then
+    try:
+        thread.start()
+        assert any(counted_while_it_writes(start) for start in range(part, size, part))
+    finally:
+        is_over.set()
+        sys.setswitchinterval(interval_s)
+        thread.join()
 
 
 def written_bytes(path: Path) -> int:

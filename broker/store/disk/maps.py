@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import mmap
 import os
 import sys
@@ -104,12 +105,11 @@ class Map:
 
         Of a page that was allocated and never written, the file system first notes in its journal that it is now, and
         an fsync waits for that: one of a record of 1 KiB takes 200 µs and not 120. Of 64 pages it takes little longer.
+        The system may wait for its journal here, and for a disk that does not keep up: other threads run meanwhile.
         """
-        mapped = self._map
-        if sys.platform == "linux" and mapped is not None:
-            start, stop = start - start % mmap.PAGESIZE, stop - stop % mmap.PAGESIZE
-            with contextlib.suppress(OSError):  # an older system, or no room: then each page takes its time
-                mapped.madvise(_POPULATE_WRITE, start, stop - start)
+        mapped, start, stop = self._map, start - start % mmap.PAGESIZE, stop - stop % mmap.PAGESIZE
+        if sys.platform == "linux" and mapped is not None and start < stop:
+            _populator()(mapped, start, stop - start)  # an older system, or no room: then each page takes its time
 
     def unmap_pages(self, start: int, stop: int) -> None:
         """Take the pages of bytes start … stop - 1 out of this process's map, but one that goes on behind them.
@@ -131,6 +131,24 @@ class Map:
         for let_go in (self.words.release, self.view.release, mapped.close if mapped else self.view.release):
             with contextlib.suppress(BufferError):
                 let_go()
+
+
+@functools.cache
+def _populator() -> Callable[[mmap.mmap, int, int], object]:
+    """What has pages written, without the GIL, which Python's own `madvise` keeps as long as the system takes."""
+    try:
+        import ctypes
+
+        call = ctypes.CDLL(None).madvise
+    except (ImportError, OSError, AttributeError):
+        return lambda *_: None
+    call.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+
+    def populate(mapped: mmap.mmap, start: int, size: int) -> None:
+        first = ctypes.c_char.from_buffer(mapped, start)  # while it is held, no thread unmaps the memory
+        call(ctypes.addressof(first), size, _POPULATE_WRITE)
+
+    return populate
 
 
 class OpenFile:
