@@ -323,6 +323,18 @@ def test_dangerous_requests_need_a_server_that_allows_them(serve: Serve, connect
         assert allowed.request(Code.UPDATE_BROKER_CONFIG, body=line).code == Answer.INVALID_PARAMETER
 
 
+@pytest.mark.parametrize("line", ["autoCreateTopicEnable=ture", "enablePropertyFilter=yes", "autoCreateTopicEnable"])
+def test_a_switch_that_is_neither_true_nor_false_is_refused(serve: Serve, connect: Connect, line: str) -> None:
+    """Any other word switched it off, and the answer was success."""
+    client = connect(serve(admin=True))
+    refused = client.request(Code.UPDATE_BROKER_CONFIG, body=line.encode())
+    assert refused.code == Answer.INVALID_PARAMETER
+    assert "is true or false, not" in (refused.remark or "")
+    assert b"autoCreateTopicEnable=true\n" in client.request(Code.GET_BROKER_CONFIG).body
+    assert client.request(Code.UPDATE_BROKER_CONFIG, body=b"autoCreateTopicEnable=FALSE").code == Answer.SUCCESS
+    assert b"autoCreateTopicEnable=false\n" in client.request(Code.GET_BROKER_CONFIG).body
+
+
 @pytest.mark.parametrize(
     "raw", [b"GET / HTTP/1.1\r\n\r\n", b"\x7f\xff\xff\xff", b"\xff" * 8, b"\0\0\0\x04\0\0\0\0", b"\x16\x03\x01"]
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from broker.remoting.codes import ResponseCode
 from broker.remoting.command import RemotingCommand
@@ -15,20 +15,28 @@ from broker.server.context import Refused, Request, ServerContext
 from broker.server.requests.stats import broker_config
 
 
+def _truth(value: str) -> bool:
+    return {"true": True, "false": False}[value.lower()]
+
+
 def _seconds(value: str) -> float:
     return int(value) / 1000
 
 
-def _truth(value: str) -> bool:
-    return value.lower() == "true"
+class _ServerSetting(NamedTuple):
+    """A setting by its name in ServerSettings, and how its text is read."""
+
+    name: str
+    parse: Callable[[str], Any]
+    takes: str
 
 
-_SETTINGS: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "autoCreateTopicEnable": ("auto_create", _truth),
-    "enablePropertyFilter": ("sql92", _truth),
-    "transactionCheckInterval": ("check_interval_s", _seconds),
-    "transactionTimeOut": ("transaction_timeout_s", _seconds),
-    "transactionCheckMax": ("check_max", int),
+_SETTINGS = {
+    "autoCreateTopicEnable": _ServerSetting("auto_create", _truth, "true or false"),
+    "enablePropertyFilter": _ServerSetting("sql92", _truth, "true or false"),
+    "transactionCheckInterval": _ServerSetting("check_interval_s", _seconds, "a number of milliseconds"),
+    "transactionTimeOut": _ServerSetting("transaction_timeout_s", _seconds, "a number of milliseconds"),
+    "transactionCheckMax": _ServerSetting("check_max", int, "a number"),
 }
 
 
@@ -43,11 +51,11 @@ def update_config(context: ServerContext, request: Request) -> RemotingCommand:
         if name not in _SETTINGS:
             text = f"{name} cannot be changed here: one of {', '.join(_SETTINGS)} can"
             raise Refused(ResponseCode.INVALID_PARAMETER, text)
-        ours, parse = _SETTINGS[name]
+        setting = _SETTINGS[name]
         try:
-            changes[ours] = parse(value)
-        except (ValueError, OverflowError):  # the second: of milliseconds beyond what a float holds
-            raise Refused(ResponseCode.INVALID_PARAMETER, f"{name} is a number, not {value!r:.40}") from None
+            changes[setting.name] = setting.parse(value)
+        except (KeyError, ValueError, OverflowError):  # the last: of milliseconds beyond what a float holds
+            raise Refused(ResponseCode.INVALID_PARAMETER, f"{name} is {setting.takes}, not {value!r:.40}") from None
     if changes:
         context.settings = replace(context.settings, **changes)
     return request.answer()
