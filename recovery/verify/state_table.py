@@ -128,27 +128,9 @@ class StateTableComparison:
         return self._hashes[group]
 
     def finish(self, context: FinishContext) -> None:
-        """Join what was not in its place with what nobody claimed.
-
-        The ends behind the watermark are read once all slots were: a slot that was settled meanwhile was settled by one
-        of them.
-        """
-        begin_offset, ignore_from = context.begin_offset, context.ignore_from
-        held_back = np.concatenate(self._held_back)
-        if len(held_back):
-            for row in held_back[~is_settled_by(held_back, context.later_ends())]:
-                self._report_state(int(row["half"]), int(row["state"]), _PREPARED, int(row["slot"]))
-        for first, stop in self._claimed.gaps(self._units.begin, self._units.end):
-            for number, rows in self._units.filled(first, stop):
-                filled = np.flatnonzero(rows.view(np.uint8).reshape(len(rows), -1).any(axis=1))
-                strays = np.zeros(len(filled), self._unclaimed.dtype)
-                for name in rows.dtype.names or ():
-                    strays[name] = rows[name][filled]
-                strays["slot"] = number + filled
-                at = strays["commitlog_offset"]
-                kept = (at >= begin_offset) | (at < 0) | (strays["size"] <= 0)
-                kept &= (ignore_from is None) | (at < (ignore_from or 0))
-                self._unclaimed.add(strays[kept], self._partition(np.maximum(strays["commitlog_offset"][kept], 0)))
+        """Join what was not in its place with what nobody claimed."""
+        self._report_held_back(context)
+        self._collect_unclaimed(context)
         lost: list[Rows] = []
         moved = 0
         for partition in range(self._count):
@@ -159,6 +141,32 @@ class StateTableComparison:
         self._report_lost(np.concatenate(lost), moved)
         self._elsewhere.close()
         self._unclaimed.close()
+
+    def _report_held_back(self, context: FinishContext) -> None:
+        """Settled slots of which no end tells.
+
+        The ends behind the watermark are read once all slots were: a slot that was settled meanwhile was settled by one
+        of them.
+        """
+        held_back = np.concatenate(self._held_back)
+        if len(held_back):
+            for row in held_back[~is_settled_by(held_back, context.later_ends())]:
+                self._report_state(int(row["half"]), int(row["state"]), _PREPARED, int(row["slot"]))
+
+    def _collect_unclaimed(self, context: FinishContext) -> None:
+        """The slots that hold something and that no outcome claimed, but for what expired and what came later."""
+        for first, stop in self._claimed.gaps(self._units.begin, self._units.end):
+            for number, rows in self._units.filled(first, stop):
+                filled = np.flatnonzero(rows.view(np.uint8).reshape(len(rows), -1).any(axis=1))
+                strays = np.zeros(len(filled), self._unclaimed.dtype)
+                for name in rows.dtype.names or ():
+                    strays[name] = rows[name][filled]
+                strays["slot"] = number + filled
+                half_offsets = strays["commitlog_offset"]
+                kept = (half_offsets >= context.begin_offset) | (half_offsets < 0) | (strays["size"] <= 0)
+                if context.ignore_from is not None:
+                    kept &= half_offsets < context.ignore_from
+                self._unclaimed.add(strays[kept], self._partition(np.maximum(half_offsets[kept], 0)))
 
     def _join(self, wanted: Rows, strays: Rows) -> tuple[int, Rows]:
         """Match by CommitLog offset; returns how many stand elsewhere, and the outcomes that stand nowhere."""
@@ -189,8 +197,7 @@ class StateTableComparison:
         is in doubt is lost either way. One whose slot a later transaction took stands nowhere by right.
         """
         overtaken = self._owned(lost["queue_offset"])
-        settled = lost["state"] != _PREPARED
-        settled &= lost["state"] != TransactionState.PARKED
+        settled = ~np.isin(lost["state"], (_PREPARED, TransactionState.PARKED))
         compacted = moved > 0 or bool(overtaken.any()) or (self._empty() and bool(settled.any()))
         if compacted:
             text = (
@@ -199,11 +206,10 @@ class StateTableComparison:
             )
             counts = {"settled_without_slot": int(settled.sum()), "moved": moved}
             self._report("table-compacted", int(lost["half"].min()) if len(lost) else 0, text, counts)
-        for outcome, taken in zip(lost, overtaken, strict=True):
+        named = ~settled if compacted else np.ones(len(lost), np.bool_)
+        for outcome, taken in zip(lost[named], overtaken[named], strict=True):
             state = _state(outcome["state"])
             facts: dict[str, Any] = {"slot": int(outcome["queue_offset"]), "state": state}
-            if compacted and outcome["state"] not in (_PREPARED, TransactionState.PARKED):
-                continue
             if taken:
                 text = f"a later transaction took slot {outcome['queue_offset']}: this one ({state}) has none"
                 self._report("slot-moved", int(outcome["half"]), text, facts)
