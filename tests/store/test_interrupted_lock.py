@@ -67,12 +67,17 @@ class Victim:
         self.lock = AppendLock(self.lock.path)
 
 
-def test_an_interrupt_at_any_line_of_a_close_leaves_it_to_others(tmp_path: Path) -> None:
-    """Behind one of them the descriptor was forgotten, and the file locked as long as the process lived."""
+@pytest.mark.parametrize("is_inside", [True, False])
+def test_an_interrupt_at_any_line_of_a_close_leaves_it_to_others(tmp_path: Path, is_inside: bool) -> None:
+    """Behind one of them the descriptor was forgotten, and the file locked as long as the process lived.
+
+    So it was, too, where interrupts in the middle of a release had left it locked, and nobody inside.
+    """
     path, is_interrupted, number = str(tmp_path / "closed.lock"), True, 0
     while is_interrupted:
         lock, number, is_interrupted = AppendLock(path), number + 1, False
         lock.acquire()
+        lock._held = is_inside
         with interrupted_at(AppendLock._drop.__code__, number):
             try:
                 lock.close()

@@ -179,7 +179,8 @@ class AppendLock:
         descriptor = self.__dict__.get("_descriptor", -1)
         # A child may share the description: closing it alone would not unlock. One that was forked without Python's
         # handlers has its parent's lock, and may not unlock it. First: behind the next line nobody could any more.
-        if descriptor >= 0 and (self._held or self._kept) and self._process == os.getpid():
+        # Always: what interrupts left may be locked without anybody inside.
+        if descriptor >= 0 and self._process == os.getpid():
             with contextlib.suppress(OSError):
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
         descriptor, self._descriptor = self.__dict__.get("_descriptor", -1), -1
