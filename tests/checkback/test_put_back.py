@@ -182,6 +182,22 @@ def test_a_table_that_was_made_otherwise_takes_a_tombstone(shop: Shop, column: s
     assert (shop.check_back().rolled_back, shop.in_doubt()) == (1, 0)
 
 
+def test_a_unique_index_of_some_rows_alone_is_no_key(
+    shop: Shop, run_due: Callable[..., tuple[int, str, str]], url: URL
+) -> None:
+    """It was taken for one: the tombstone went in beside it, and so did the row of a late commit."""
+    if url.get_backend_name() in MYSQL_DIALECTS:
+        pytest.skip("it has no such indexes")
+    shop.buy_and_vanish(1, saved=False)
+    with shop.ledger.engine.begin() as connection:
+        connection.execute(text("CREATE TABLE dumped AS SELECT * FROM checkback_ledger"))
+        connection.execute(text("DROP TABLE checkback_ledger"))
+        connection.execute(text("ALTER TABLE dumped RENAME TO checkback_ledger"))
+        connection.execute(text("CREATE UNIQUE INDEX saved ON checkback_ledger (ledger_key) WHERE state = 8"))
+    code, _, error = run_due("check-back", shop.path, "--ledger", shown(url))
+    assert (code, shop.in_doubt(), "has no primary key" in error) == (USAGE, 1, True)
+
+
 def test_the_step_for_a_lost_key_runs_whatever_the_table_is_called(engine: Engine) -> None:
     """The name of the index was not quoted, and no database took the statement that was advised."""
     Ledger(engine, table="a").create_all()

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sqlalchemy import Connection
+    from sqlalchemy.engine.interfaces import ReflectedIndex
 
 _KNOWN_KEYS = 32  # the newest of them: who lacks an older one lacks these, until an application goes on with it
 _SLOTS_LOOKED_AT = 10_000
@@ -214,7 +215,8 @@ def key_trouble(connection: Connection, ledger: Ledger) -> str:
     if connection.dialect.name == "sqlite":  # which knows a table by its name in any case, and SQLAlchemy does not
         name = next((one for one in found.get_table_names(schema) if one.lower() == name.lower()), name)
     keys: list[Sequence[str | None]] = [found.get_pk_constraint(name, schema)["constrained_columns"]]
-    keys += [one["column_names"] for one in found.get_indexes(name, schema) if one["unique"]]
+    indexes = [one for one in found.get_indexes(name, schema) if one["unique"]]
+    keys += [one["column_names"] for one in indexes if not _is_partial(one)]
     keys += [one["column_names"] for one in found.get_unique_constraints(name, schema)]
     if [_KEY] in keys or _is_second_refused(connection, ledger):
         return ""
@@ -222,6 +224,11 @@ def key_trouble(connection: Connection, ledger: Ledger) -> str:
     table, index = as_in_sql.format_table(ledger.rows), as_in_sql.quote(f"{ledger.rows.name}_key")
     text = f"{table} has no primary key of {_KEY}, so a tombstone would keep no late commit out. Make the key again"
     return f"{text}: CREATE UNIQUE INDEX {index} ON {table} ({_KEY})"
+
+
+def _is_partial(index: ReflectedIndex) -> bool:
+    """Whether an index holds some rows alone (CREATE INDEX ... WHERE): a tombstone may not be among them."""
+    return any(name.endswith("_where") for name in index.get("dialect_options", {}))
 
 
 def _is_second_refused(connection: Connection, ledger: Ledger) -> bool:
