@@ -166,8 +166,9 @@ class Enlistment:
         *,
         store_id: str,
         savepoint: Hashable | None,
+        inserts: bool = False,
     ) -> Branch:
-        """The branch that a message belongs to; a new one inserts its ledger row here where `LedgerRows` says so.
+        """The branch that a message belongs to; a new one inserts its row here with `inserts`, or as `LedgerRows` says.
 
         Raises TransactionError in a forked child.
         """
@@ -176,7 +177,7 @@ class Enlistment:
         if (known := self._branch_of.get(place)) is not None:
             return known
         made = Branch(rows, producer_group, store_id, service, savepoint)
-        if rows.holds_a_lock or savepoint is not None:
+        if inserts or rows.holds_a_lock or savepoint is not None:
             rows.insert(connection, made.key, producer_group, store_id)
             made.is_inserted = True
         self.branches.append(made)

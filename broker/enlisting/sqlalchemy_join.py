@@ -23,7 +23,7 @@ from broker.enlisting.sqlalchemy_enlistments import (
     savepoint_of,
 )
 from broker.enlisting.sqlalchemy_events import is_watched, watch, watch_sessions
-from broker.enlisting.sqlalchemy_rows import in_transaction, rows_of
+from broker.enlisting.sqlalchemy_rows import in_transaction, is_always_in_transaction, rows_of
 from broker.errors import TransactionError
 from broker.ledger import Ledger
 from broker.transaction.service import HalfMessageService
@@ -63,8 +63,10 @@ class SqlalchemyTransaction(JoinableTransaction):
         check_still_open(enlistment, connection)
         checks.check_place(connection, self._ledger)
         savepoint = savepoint_of(connection)
-        rows = rows_of(self._ledger)
-        branch = enlistment.branch(connection, rows, producer_group, service, store_id=store_id, savepoint=savepoint)
+        rows, inserts = rows_of(self._ledger), is_always_in_transaction(connection)
+        branch = enlistment.branch(
+            connection, rows, producer_group, service, store_id=store_id, savepoint=savepoint, inserts=inserts
+        )
         if not enlistment.was_in_transaction:
             enlistment.was_in_transaction = bool(in_transaction(connection))
         return branch

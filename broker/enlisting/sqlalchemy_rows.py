@@ -167,6 +167,15 @@ def in_transaction(connection: Connection) -> bool | None:
     return is_driver_in_transaction(connection.dialect.name, connection.connection.dbapi_connection)
 
 
+def is_always_in_transaction(connection: Connection) -> bool:
+    """Whether SQLite's driver begins the next transaction where one ends (autocommit=False of Python 3.12).
+
+    `in_transaction` sees no end there: a row that was inserted says whether the transaction is still the same.
+    """
+    raw = connection.connection.dbapi_connection if connection.dialect.name == "sqlite" else None
+    return getattr(raw, "autocommit", None) is False
+
+
 def is_aborted(connection: Connection) -> bool:
     """Whether PostgreSQL takes no more statements in the transaction, and would answer COMMIT with ROLLBACK.
 
