@@ -163,8 +163,10 @@ def is_autocommit(connection: Connection) -> bool:
     """Whether each statement of the connection, which is in its transaction, is saved alone."""
     raw: Any = connection.connection.dbapi_connection
     if connection.dialect.name == "sqlite":
+        if getattr(raw, "autocommit", None) is True:  # of Python 3.12: whatever it is in, its commit() ends nothing
+            return True
         # A driver in isolation_level None may yet be in a transaction: SQLAlchemy's recipe emits BEGIN by itself.
-        loose = connection.dialect.detect_autocommit_setting(raw) or getattr(raw, "autocommit", None) is True
+        loose = connection.dialect.detect_autocommit_setting(raw)
         return bool(loose and (is_in_autocommit(connection) or not in_transaction(connection)))
     return bool(connection.dialect.detect_autocommit_setting(raw))
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import sqlite3
-import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -126,47 +124,6 @@ def test_what_comes_after_a_commit_by_the_driver_is_refused(desk: Desk) -> None:
     if not desk.shop.ledger.holds_a_lock:
         _decide_by_hand(desk, transaction)
     assert desk.judge() == ({1}, {1})
-
-
-class AlwaysInTransaction(sqlite3.Connection):
-    """What autocommit=False makes of a connection from Python 3.12 on."""
-
-    if sys.version_info < (3, 12):
-        autocommit = False
-
-        def __init__(self, database: str, **named: Any) -> None:
-            super().__init__(database, **{**named, "isolation_level": None})
-            self.execute("BEGIN")
-
-        def commit(self) -> None:
-            super().commit()
-            self.execute("BEGIN")
-
-        def rollback(self) -> None:
-            super().rollback()
-            self.execute("BEGIN")
-
-
-def test_a_driver_that_begins_the_next_transaction_hides_no_end_of_one(desk: Desk) -> None:
-    """It is in a transaction behind a ROLLBACK, too: the message was delivered without its order."""
-    if desk.engine.dialect.name != "sqlite":
-        pytest.skip("SQLite's")
-    named = {"factory": AlwaysInTransaction} if sys.version_info < (3, 12) else {"autocommit": False}
-    engine = desk.another_engine(connect_args=named)
-    for past, there in ((AlwaysInTransaction.rollback, set()), (AlwaysInTransaction.commit, {1})):
-        desk.next_case()
-        with Session(engine) as session:
-            desk.buy(session, 1)
-            past(session.connection().connection.driver_connection)  # type: ignore[arg-type]
-            desk.save(session, 2)
-            if not there:
-                with pytest.raises(TransactionError, match="rolled back past the session"):
-                    session.commit()
-        with Session(engine) as session:
-            desk.buy(session, 3)
-            session.commit()
-            desk.buy(session, 4)
-        assert desk.judge() == (there | {3}, there | {3})
 
 
 def test_a_statement_between_hides_no_commit_by_the_driver(desk: Desk) -> None:
