@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -156,3 +157,27 @@ def test_a_log_that_a_copy_cut_behind_its_last_record(
         file.write(b"\1")
     torn = json.loads(command(capsys, "verify", store, "--json").out)
     assert (torn["records"], torn["counts"].get("torn-tail")) == (whole["records"], 1)
+
+
+def test_a_block_of_zeros_in_the_last_segment_is_not_the_end_of_the_log(
+    golden_copy: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A disk lost it in a power cut: `find` and `export` ended there with 0, and `trace` called a commit a rollback."""
+    store = golden_copy("rocketmq-5.3.3-clean")
+    (segment,) = (store / "commitlog").iterdir()
+    half, end, size = 1291, 1860, 555
+    assert "committed" in command(capsys, "trace", store, str(half)).out
+    with segment.open("r+b") as file:
+        file.seek(end)
+        file.write(bytes(size))
+    for words in (
+        ("trace", store, str(half)),
+        ("find", store, "--topic", "OrderTopic"),
+        ("export", store, store.parent / "lines", "--topic", "OrderTopic"),
+    ):
+        ran = command(capsys, *words)
+        assert ran.code == 4
+        assert f"at CommitLog offset {end}: no record begins here" in ran.err
+        assert "rolled back" not in ran.out
+    with broker.open(store, read_only=True) as opened, pytest.raises(CorruptStore):
+        list(opened.records())

@@ -251,7 +251,7 @@ class CommitLog:
         for pause_s in _PAUSES_S:
             if look.fault is None and not look.is_unfinished:
                 return look.at, look.window
-            if look.is_empty and self._is_tail(look.at):
+            if look.is_empty and self._ends_at(look.at):
                 return None
             time.sleep(pause_s)
             look = self._look(look.at)
@@ -259,7 +259,7 @@ class CommitLog:
             return look.at, look.window
         if len(look.window) < min(self._room(look.at), _WINDOW_BYTES):
             self._queue.read(look.at + len(look.window), 1)  # raises: the file was cut here
-        if self._is_tail(look.at) and (look.is_empty or not self._whole_record_follows(look.at)):
+        if self._ends_at(look.at):
             return None
         raise self.damage(look.at, look.fault)
 
@@ -297,6 +297,10 @@ class CommitLog:
         if not room:
             self._queue.read(at, 1)  # raises when a segment should be here
         return room
+
+    def _ends_at(self, at: int) -> bool:
+        """Whether nothing behind a bad place is a part of the log: zeros may be a block that the disk lost."""
+        return self._is_tail(at) and not self._whole_record_follows(at)
 
     def _is_tail(self, at: int) -> bool:
         """Whether no segment behind the one at `at` has been written to."""
