@@ -159,6 +159,26 @@ def test_a_log_that_a_copy_cut_behind_its_last_record(
     assert (torn["records"], torn["counts"].get("torn-tail")) == (whole["records"], 1)
 
 
+def test_messages_that_the_end_of_the_log_held_are_not_passed_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`find` and `export` took what is left for all there is."""
+    store = long_store(tmp_path)
+    topic = next(path.name for path in (store / "consumequeue").iterdir())
+    whole = json.loads(run(capsys, "find", store, "--topic", topic, "--json").out)
+    segments(store)[-1].unlink()
+    ran = run(capsys, "find", store, "--topic", topic)
+    assert ran.code == 4
+    assert 0 < len(ran.out.splitlines()) < 2 * len(whole)
+    assert "the log ends at" in ran.err
+    assert run(capsys, "find", store, "--id", str(whole[0]["commitlog_offset"])).code == 0
+    assert run(capsys, "find", store, "--id", str(whole[-1]["commitlog_offset"])).code == 4
+    ran = run(capsys, "find", store, "--topic", topic, "--limit", "1")
+    assert (ran.code, ran.err) == (0, "")
+    assert run(capsys, "export", store, tmp_path / "lines", "--topic", topic).code == 4
+    assert not (tmp_path / "lines").exists()
+
+
 def test_a_block_of_zeros_in_the_last_segment_is_not_the_end_of_the_log(
     golden_copy: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

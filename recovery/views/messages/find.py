@@ -12,10 +12,11 @@ import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from shlex import quote
 from typing import Any
 
 import broker
-from broker.errors import CorruptRecord
+from broker.errors import CorruptRecord, CorruptStore
 from broker.format import properties as names
 from broker.format.commitlog import Record
 from broker.format.record.innerbatch import inner_records
@@ -28,6 +29,8 @@ from broker.format.topics import (
     SYSTEM_PREFIX,
 )
 from broker.message import ReceivedMessage
+from recovery.scan.store_files import StoreFiles
+from recovery.verify.causes.log_short import short_log
 from recovery.views.history_half_op import unindexed
 from recovery.views.lookup import records_of
 
@@ -70,10 +73,22 @@ def is_delivered(record: Record) -> bool:
 def find(
     path: str, query: Query, limit: int | None = None, progress: Progress | None = None
 ) -> Iterator[ReceivedMessage]:
-    """The messages that a query means, in log order, each message of a batch by itself. Raises NotAStore."""
+    """The messages that a query means, in log order, each message of a batch by itself.
+
+    Raises NotAStore; CorruptStore where the log is damaged, or lacks its end, before all are found: behind the others.
+    """
+    count = 0
     with broker.open(path, read_only=True) as store:
         found = (message for record in _records(store, query, progress) for message in _messages(record, query))
-        yield from islice(found, limit)
+        for message in islice(found, limit):
+            yield message
+            count += 1
+        end_offset = store.end_offset
+    is_all = count == limit or (query.identifier and count)
+    short = None if is_all else short_log(StoreFiles.open(path), end_offset, [])
+    if short is not None:
+        text = f"{short.file}: {short.text}. What it held is not found. Run: checkback verify {quote(path)}"
+        raise CorruptStore(text, path=short.file)
 
 
 def _records(store: broker.Store, query: Query, progress: Progress | None) -> Iterator[Record]:
