@@ -205,7 +205,7 @@ class _InfoReader:
         return counted if counted.waiting or counted.not_in_wheel else None
 
     def _groups(self, queues: list[QueueInfo]) -> list[GroupInfo]:
-        ends = {(queue.topic, queue.queue_id): queue.max_offset for queue in queues}
+        ranges = {(queue.topic, queue.queue_id): (queue.min_offset, queue.max_offset) for queue in queues}
         try:
             positions = self._store.consumer_offsets().positions
         except StoreError as error:
@@ -213,9 +213,13 @@ class _InfoReader:
             return []
         found = []
         for (topic, group), of_queues in sorted(positions.items()):
-            for queue_id, position in sorted(of_queues.items()):
-                end = ends.get((topic, queue_id))
-                found.append(GroupInfo(group, topic, queue_id, position, None if end is None else end - position))
+            filled = {queue_id for (of, queue_id), (begin, end) in ranges.items() if of == topic and begin < end}
+            for queue_id in sorted({*of_queues, *filled}):
+                begin, end = ranges.get((topic, queue_id), (0, None))
+                position = of_queues.get(queue_id, begin)
+                # What was removed is behind nobody, and nor is a position beyond the end: consumer_lag counts so, too.
+                lag = None if end is None else max(0, end - max(position, begin))
+                found.append(GroupInfo(group, topic, queue_id, position, lag))
         return found
 
     def _index(self) -> Iterator[IndexInfo]:

@@ -10,12 +10,15 @@ import pytest
 import broker
 from broker.store.maintain.removal import halves_in_doubt
 from broker.store.read.layout import StoreLayout
+from broker.store.read.store import open_store
 from broker.transaction.service import Half
 from recovery.checkback.manual import park_list
 from recovery.jobs import tasks
 from recovery.jobs.due import DueWatch
 from recovery.page.facts import line_of, store_of
 from recovery.transactions.in_doubt import Pending
+from recovery.views.consumer_lag import positions
+from recovery.views.info import look
 from recovery.views.overview import overview, story
 
 TINY = StoreLayout(4096, 400, 240, 200, 16, 24)
@@ -81,3 +84,22 @@ def test_who_needs_numbers_reads_no_parked_half_message(tmp_path: Path, monkeypa
     assert DueWatch(path).look(now_ms, None).gauges["parked"] == 5
     assert tasks.check_back(path, now_ms=now_ms)["parked"] == 5
     assert line_of("shop", path)["counts"]["parked"] == 5
+
+
+def test_info_counts_what_a_group_has_to_read_as_the_other_lists_do(tmp_path: Path) -> None:
+    """What retention removed is behind nobody; beyond the end, as behind a topic made again, a group is behind none."""
+    path = tmp_path / "store"
+    with broker.open(path, layout=TINY, sync="os") as store:
+        for number in range(90):
+            store.append(broker.Message("orders", bytes(300)), queue_id=number % 3)
+        store.sync_now()
+        assert store.retain(broker.Retention(max_bytes=1, even_unread=True)).segments
+        for queue_id in range(3):
+            store.append(broker.Message("orders", b"x"), queue_id=queue_id)
+    (path / "config").mkdir(exist_ok=True)
+    (path / "config/consumerOffset.json").write_text('{"offsetTable": {"orders@billing": {0: 0, 1: 99}}}')
+    with open_store(path) as read:
+        others = {one.queue_id: one.lag for one in positions(read)}
+        kept = [end - begin for begin, end in (read.queue_range("orders", one) for one in range(3))]
+        assert read.queue_range("orders", 0)[0] > 0
+    assert {one.queue_id: one.lag for one in look(path).groups} == others == {0: kept[0], 1: 0, 2: kept[2]}
