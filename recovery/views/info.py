@@ -288,6 +288,8 @@ class _InfoReader:
             tracker.close()
         source = "a sample" if len(scans) > 1 else "all records"
         end_offset = max(scan.end_offset for scan in scans)
+        if len(scans) > 1 and end_offset == tail:  # nothing is there: the log ends before what the queues name
+            end_offset = self._store.end_offset
         return replace(info, generation=tracker.generation.label, generation_from=source, end_offset=end_offset)
 
     def _tail(self, info: Info) -> int:
@@ -299,7 +301,8 @@ class _InfoReader:
             if queue.max_offset > queue.min_offset:
                 found = self._store.every_queue.queue(queue.topic, queue.queue_id)
                 unit = found.get(queue.max_offset - 1) if found else None
-                newest = max(newest, unit.commitlog_offset if unit else 0)
+                if unit is not None and self._files.commitlog.at(unit.commitlog_offset) is not None:
+                    newest = max(newest, unit.commitlog_offset)
         last = self._files.commitlog.at(newest)
         return max(begin, newest - SAMPLE_BYTES, last.base if last else begin)
 
