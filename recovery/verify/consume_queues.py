@@ -226,7 +226,7 @@ class QueueComparison:
         """Report what stayed missing, and the units that no record claims."""
         self._recheck_missing()
         for topic, queue_id, units in context.queues:
-            known = self._queues.get((topic.encode(), queue_id))
+            known = self._queues.get((os.fsencode(topic), queue_id))
             claimed = known.claimed if known else IntervalSet()
             queue = known or _Queue(topic, queue_id, units)
             self._empty_front(queue, claimed)

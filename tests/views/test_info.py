@@ -36,3 +36,13 @@ def test_a_log_that_ends_before_what_its_queues_name(store: Path, monkeypatch: p
     os.truncate(before, 16384)
     os.truncate(before, last.stat().st_size)
     assert look(store).end_offset == verify(store).end_offset
+
+
+def test_a_queue_whose_name_is_no_text(store: Path) -> None:
+    """A directory that another system named: `verify` ended with UnicodeEncodeError."""
+    queue = os.path.join(os.fsencode(store / "consumequeue"), b"Caf\xe9", b"0")
+    os.makedirs(queue)
+    with open(os.path.join(queue, b"%020d" % 0), "wb") as file:
+        file.truncate(6000)
+    assert verify(store).ok
+    assert ("Caf\udce9", 0) in {(one.topic, one.queue_id) for one in look(store).queues}

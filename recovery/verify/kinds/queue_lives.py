@@ -32,7 +32,7 @@ def begun_at(units: NumberedUnits, log: Listing, topic: str, queue_id: int) -> i
         return 0
     at = int(units.read(0, 1)["commitlog_offset"][0])
     record = record_at(log, at) if at > 0 else None
-    return at if record is not None and stated_place(record) == (topic.encode(), queue_id, 0) else 0
+    return at if record is not None and stated_place(record) == (os.fsencode(topic), queue_id, 0) else 0
 
 
 def batch_begun_at(units: UnitFile, log: Listing, topic: str, queue_id: int) -> int:
@@ -42,7 +42,7 @@ def batch_begun_at(units: UnitFile, log: Listing, topic: str, queue_id: int) -> 
     first = units.read(0, 1)[0]
     at = int(first["commitlog_offset"])
     record = record_at(log, at) if at > 0 and first["queue_offset"] == 0 else None
-    return at if record is not None and stated_place(record)[:2] == (topic.encode(), queue_id) else 0
+    return at if record is not None and stated_place(record)[:2] == (os.fsencode(topic), queue_id) else 0
 
 
 def stated_place(record: Records) -> tuple[bytes, int, int]:
