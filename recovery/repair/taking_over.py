@@ -205,7 +205,8 @@ def _looked_at(path: str, disk: Disk, found: Survey, *, move: bool, even_short: 
 
 
 def _check_segments(files: StoreFiles) -> None:
-    """Raises CorruptStore when a segment was cut. One that is the only one must have whole pages, or a round size.
+    """Raises CorruptStore when a segment was cut, or is longer than the others. A single one must have whole pages, or
+    a round size.
 
     An empty file behind the others was being made when its broker was killed.
     """
@@ -214,6 +215,10 @@ def _check_segments(files: StoreFiles) -> None:
         is_odd = bool(size % _PAGE_BYTES and size % _ROUND_BYTES)
         if segment.size != size or (len(segments) == 1 and is_odd) or not size:
             what = f"{segment.size} bytes, the others {size}" if segment.size != size else f"{size} bytes"
+            if segment.size > size:  # to cut it would lose what is behind, which may be another segment
+                text = f"{segment.path} has {what}: its broker did not make it so long. Nothing was changed. Put it"
+                text = f"{text} back from a backup or a replica; without one: checkback salvage {quote(files.path)} OUT"
+                raise CorruptStore(text, path=segment.path)
             text = f"{segment.path} has {what}: it was cut, for a segment has its size from the start, in whole pages"
             text = f"{text} of {_PAGE_BYTES} bytes or whole thousands. Nothing was changed. Give it its size again, as"
             text = f"{text} the broker's mappedFileSizeCommitLog says: truncate -s SIZE {quote(segment.path)}"

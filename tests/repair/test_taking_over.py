@@ -92,6 +92,10 @@ def last_cut(path: Path) -> None:
     os.truncate(max((path / "commitlog").iterdir()), 20480)
 
 
+def longer(path: Path) -> None:
+    os.truncate(min((path / "commitlog").iterdir()), 65536)  # as of two that somebody put into one
+
+
 def last_gone(path: Path) -> None:
     max((path / "commitlog").iterdir()).unlink()
 
@@ -104,6 +108,7 @@ def last_gone(path: Path) -> None:
         ("rocketmq-5.3.3-clean", timeless, "at CommitLog offset 0: the record's store_timestamp_ms is not a time"),
         (PLAIN, cut, "has 10504 bytes: it was cut"),
         ("kinds/rocketmq-5.5.0-segments", last_cut, "has 20480 bytes, the others 32768: it was cut"),
+        ("kinds/rocketmq-5.5.0-segments", longer, "has 65536 bytes, the others 32768: its broker did not make it so"),
         ("kinds/rocketmq-5.5.0-segments", last_gone, f"segment {196608:020} is missing"),
     ],
 )
@@ -124,6 +129,7 @@ def test_a_log_that_is_damaged_or_incomplete_is_refused_before_anything_is_chang
     [
         (PLAIN, cut, "has 10504 bytes: it was cut"),
         ("kinds/rocketmq-5.5.0-segments", last_cut, "has 20480 bytes, the others 32768: it was cut"),
+        ("kinds/rocketmq-5.5.0-segments", longer, "has 65536 bytes, the others 32768: its broker did not make it so"),
         ("kinds/rocketmq-5.5.0-segments", last_gone, f"segment {196608:020} is missing"),
     ],
 )
