@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from shlex import quote
 from typing import NamedTuple, Self
 
@@ -17,12 +18,14 @@ from broker.errors import StoreError
 from broker.format import config
 from broker.format.commitlog import Record
 from broker.format.config import SubscriptionGroup, TopicConfig
-from broker.format.topics import CHECK_GROUP, DLQ_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC, is_system_topic
+from broker.format.topics import CHECK_GROUP, DELAYS_MS, DLQ_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC, is_system_topic
+from broker.store.clock import StoreClock
 from broker.store.disk.files import Disk, Missing
 from broker.store.disk.paths import Paths, path_of_store
 from broker.store.read.config import read_subscription_groups
 from broker.store.read.directory import StoreDirectory
 from broker.store.read.layout import read_store_file
+from recovery.moving.conversion import due_of
 from recovery.transactions.in_doubt import Pending
 
 _OWN_GROUPS = (CHECK_GROUP, "CID_RMQ_SYS_", "TOOLS_CONSUMER", "CID_CHECKBACK_")
@@ -130,6 +133,19 @@ class StoreContents:
             content = QueueContent(SCHEDULE_TOPIC, queue_id, first, end)
             for _, record in self.records(content, max(first, delivered.get(queue_id + 1, 0))):
                 yield record
+
+    def due_ms(self, record: Record) -> int:
+        """When a delayed message is due, by the wall clock: the cluster knows no clock of the store that is ahead."""
+        return due_of(record, DELAYS_MS) - self._ahead_ms
+
+    @cached_property
+    def _ahead_ms(self) -> int:
+        """By how much the store's clock is ahead of a wall clock that was set back: it goes on from the last record."""
+        waiting = ((SCHEDULE_TOPIC, queue_id) for queue_id in self._store.queues(SCHEDULE_TOPIC))
+        queues = [*self.queues(), *(QueueContent(*name, *self._store.queue_range(*name)) for name in waiting)]
+        last = (record for one in queues for _, record in self.records(one, max(one.first, one.end - 1)))
+        newest_ms = max((record.store_timestamp_ms for record in last), default=0)
+        return StoreClock(lambda: newest_ms).ahead_ms()
 
     def _delivered(self) -> dict[int, int]:
         """By delay level, up to where it was delivered: config/delayOffset.json."""

@@ -20,7 +20,7 @@ from itertools import chain
 from broker.cluster.network.settings import ClientSettings
 from broker.errors import StoreError
 from broker.format.commitlog import Record
-from broker.format.topics import DELAYS_MS, SCHEDULE_TOPIC
+from broker.format.topics import SCHEDULE_TOPIC
 from broker.ledger import Ledger
 from broker.remoting.bodies import MessageQueue
 from broker.store.disk.files import Disk
@@ -29,7 +29,7 @@ from broker.store.disk.store_lock import StoreLock
 from recovery.humanize import count
 from recovery.moving.catalog import MoveCatalog
 from recovery.moving.contents import DoubtfulTransaction, StoreContents
-from recovery.moving.conversion import PROPERTIES_MAX, BrokerAbility, carried, due_of
+from recovery.moving.conversion import PROPERTIES_MAX, BrokerAbility, carried
 from recovery.moving.ledger_carry import prepare
 from recovery.moving.read_back import ReadBack
 from recovery.moving.report import MovePlan, MoveReport, TopicPlan
@@ -123,7 +123,7 @@ def _work(
 def _plan(contents: StoreContents, target: MoveTarget, *, is_resumed: bool, has_ledgers: bool) -> MovePlan:
     in_doubt, positions = contents.in_doubt(_now_ms()), contents.positions()
     delayed = list(contents.delayed())
-    due_ms = [due_of(one, DELAYS_MS) for one in delayed]
+    due_ms = [contents.due_ms(one) for one in delayed]
     messages = Counter[str]()
     for queue in contents.queues():
         messages[queue.topic] += queue.end - queue.first

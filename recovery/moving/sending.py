@@ -13,12 +13,12 @@ from dataclasses import replace
 from zlib import crc32
 
 from broker.errors import BrokerError, ClusterError
-from broker.format.topics import DELAYS_MS, HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
+from broker.format.topics import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from broker.producing.destination import STORED
 from broker.remoting.bodies import MessageQueue
 from recovery.moving.catalog import SENDING, SENT, MoveCatalog, QueueProgress
 from recovery.moving.contents import QueueContent, StoreContents
-from recovery.moving.conversion import BrokerAbility, CarriedMessage, carried, due_of, origin_of
+from recovery.moving.conversion import BrokerAbility, CarriedMessage, carried, origin_of
 from recovery.moving.report import MoveReport
 from recovery.moving.target import MoveTarget, may_be_there
 
@@ -172,7 +172,7 @@ class Sending:
     def delayed(self) -> list[CarriedMessage]:
         """The delayed messages, in the order in which they are due."""
         store_id = self._contents.store_id
-        found = [carried(one, store_id, due_ms=due_of(one, DELAYS_MS)) for one in self._contents.delayed()]
+        found = [carried(one, store_id, due_ms=self._contents.due_ms(one)) for one in self._contents.delayed()]
         return sorted(found, key=lambda one: (one.due_ms, one.commitlog_offset))
 
     def in_doubt(self, bindings: Mapping[str, str]) -> list[CarriedMessage]:
