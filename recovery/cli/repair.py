@@ -303,8 +303,9 @@ def retain(
 
     logging.getLogger("broker").addHandler(logging.NullHandler())  # what it would say is shown below
     given = [one for one in (keep, max_bytes, free_bytes) if one is not None]
-    if "" in given:
-        raise BadParameter("--keep, --max-bytes or --free-bytes is empty: a variable of the shell is not set, perhaps")
+    if "" in (*given, gone_after):
+        options = "--keep, --max-bytes, --free-bytes or --gone-after"
+        raise BadParameter(f"{options} is empty: a variable of the shell is not set, perhaps")
     if (gone_after or even_unread) and not given:
         raise BadParameter("say what may go: --keep, --max-bytes or --free-bytes", param_hint="--keep")
     wanted = parse_retention(keep, max_bytes, free_bytes, gone_after, even_unread=even_unread) if given else None

@@ -73,7 +73,8 @@ def test_even_unread_says_what_it_took(store: Path, capsys: pytest.CaptureFixtur
         (["--keep", "long"], "a duration is a number"),
         (["--max-bytes", "much"], "a size is a number"),
         (["--max-bytes", "0"], "max_bytes is a number of bytes above 0"),
-        (["--keep", "", "--max-bytes", "1MiB", "--apply"], "--keep, --max-bytes or --free-bytes is empty"),
+        (["--keep", "", "--max-bytes", "1MiB", "--apply"], "--keep, --max-bytes, --free-bytes or --gone-after is"),
+        (["--gone-after", ""], "--gone-after is empty"),
     ],
 )
 def test_what_it_cannot_do_gets_a_sentence(
