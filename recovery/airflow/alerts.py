@@ -195,7 +195,12 @@ def _without_login(url: str) -> tuple[str, str]:
 
 
 async def deadline_missed_async(
-    *, store: str, what: str, connection: str | None = None, context: Mapping[str, Any] | None = None
+    *,
+    store: str,
+    what: str,
+    connection: str | None = None,
+    until_s: float | None = None,
+    context: Mapping[str, Any] | None = None,
 ) -> None:
     """What a DAG's deadline calls, in the triggerer: `deadline_missed`, in a thread.
 
@@ -206,17 +211,24 @@ async def deadline_missed_async(
     from asgiref.sync import sync_to_async
 
     in_thread = sync_to_async(deadline_missed, thread_sensitive=False)
-    await in_thread(store=store, what=what, connection=connection, context=context)
+    await in_thread(store=store, what=what, connection=connection, until_s=until_s, context=context)
 
 
-def deadline_missed(*, store: str, what: str, connection: str | None = None, context: Any = None) -> None:
+def deadline_missed(
+    *, store: str, what: str, connection: str | None = None, until_s: float | None = None, context: Any = None
+) -> None:
     """A run missed its deadline: an error in the log of the process that runs this, and the store's alert.
+
+    `until_s` seconds after the run was queued its next deadline is due. Where a scheduler did not run for hours several
+    are missed at once: the last of them says it.
 
     Airflow takes back the deadline of a run that succeeded, and not that of one that failed. Of that one it says so
     where no alert did: a task whose process alone is killed, for its memory, has none (3.3.2), the callback of one that
     was killed with its supervisor is lost with the DAG processor, and an alert is with its endpoint.
     """
     run = context.get("dag_run") if isinstance(context, Mapping) else None
+    if isinstance(run, Mapping) and until_s is not None and _queued_for_s(run) >= until_s:
+        return
     state = run.get("state") if isinstance(run, Mapping) else None
     if run is not None and state in ("failed", "success"):
         if state == "success" or not connection or _is_alerted(run):
@@ -229,6 +241,14 @@ def deadline_missed(*, store: str, what: str, connection: str | None = None, con
         post(connection, {"text": text, "store": store, "error": what})
         if isinstance(run, Mapping) and state == "failed":  # a run that waits for an answer has several deadlines
             _note_alerted(str(run.get("dag_id")))
+
+
+def _queued_for_s(run: Mapping[str, Any]) -> float:
+    """How long ago a run was queued, in seconds; 0 where Airflow does not say when."""
+    try:
+        return (datetime.now(UTC) - datetime.fromisoformat(str(run.get("queued_at")))).total_seconds()
+    except (ValueError, TypeError):
+        return 0.0
 
 
 # When the last failure of a DAG was alerted, in a Variable: a deadline reads nothing else of Airflow. It is a time, and

@@ -26,6 +26,7 @@ from recovery.airflow.settings import StoreSettings
 from recovery.airflow.versions import (
     HAS_APPROVALS,
     HAS_DEADLINES,
+    HAS_SEVERAL_DEADLINES,
     AirflowFailException,
     BaseHook,
 )
@@ -285,6 +286,20 @@ def test_a_deadline_is_served_by_the_triggerers_own_loop(
     monkeypatch.setattr(BaseHook, "get_connection", as_in_3_2)
     asyncio.run(triggerer())
     assert (len(got), loops[0]) == (1, loops[1])
+
+
+@pytest.mark.skipif(not HAS_SEVERAL_DEADLINES, reason="one deadline of a DAG before Airflow 3.3")
+@pytest.mark.parametrize(("hours", "said"), [(1, "0:30:00"), (7, "6:00:00"), (13, "12:00:00"), (40, "18:00:00")])
+def test_deadlines_that_are_missed_at_once_are_one_alert(
+    listener: Callable[..., list[dict[str, Any]]], hours: int, said: str
+) -> None:
+    """A scheduler that had been down for a day posted each reminder of a question within a second."""
+    got, queued = listener("oncall"), datetime.now(UTC) - timedelta(hours=hours)
+    made: Any = StoreDags("shop", path="/x", only=["recover_after_crash"], alerts="oncall")["recover_after_crash"]
+    run = {"dag_id": made.dag_id, "state": "running", "queued_at": f"{queued:%FT%T.%fZ}"}
+    for late in (one for one in made.deadline if one.interval < timedelta(hours=hours)):
+        asyncio.run(resolve_name(late.callback.path)(**late.callback.kwargs, context={"dag_run": run}))
+    assert [f"is not done after {said}: " in one["text"] for one in got] == [True]
 
 
 @pytest.fixture

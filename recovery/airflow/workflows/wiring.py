@@ -15,7 +15,7 @@ from airflow.sdk import Asset, Param
 
 from recovery.airflow.alerts import ApprovalAlert, StoreAlert, WorksAgain
 from recovery.airflow.settings import StoreSettings
-from recovery.airflow.versions import HAS_APPROVALS, deadline, retry_policy
+from recovery.airflow.versions import HAS_APPROVALS, HAS_SEVERAL_DEADLINES, deadline, retry_policy
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 _REMINDERS = 7
@@ -70,10 +70,13 @@ def shared_of(
         step = "see whether it waits for an answer, on Airflow's page of required actions" if again else (
             f"look at the runs of {name}.{work} in Airflow: a task waits for a worker, or its log says for what"
         )  # fmt: skip
+        times = [within, *(one for one in again if one > within and HAS_SEVERAL_DEADLINES)]
         calls = [
             (time, {"store": name, "what": f"{work} is not done after {time}: {step}", "connection": alerts})
-            for time in (within, *(one for one in again if one > within))
+            for time in times
         ]
+        for (_, call), later in zip(calls, times[1:], strict=False):
+            call["until_s"] = later.total_seconds()
         found |= deadline(calls, "recovery.airflow.alerts.deadline_missed_async")
     return found
 
