@@ -71,7 +71,7 @@ def shared_of(
             f"look at the runs of {name}.{work} in Airflow: a task waits for a worker, or its log says for what"
         )  # fmt: skip
         times = [within, *(one for one in again if one > within and HAS_SEVERAL_DEADLINES)]
-        calls = [
+        calls: list[tuple[timedelta, dict[str, Any]]] = [
             (time, {"store": name, "what": f"{work} is not done after {time}: {step}", "connection": alerts})
             for time in times
         ]
