@@ -15,9 +15,11 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from broker.errors import BrokerError, CorruptStore
 from broker.format.commitlog import BLANK_SIZE
 from broker.store.disk.files import Missing
+from broker.store.read.segments import Listing
+from broker.store.recover.watermark import read_watermark
 from recovery.pipeline.splits import plan
 from recovery.pipeline.store_location import LogManifest
-from recovery.scan.scanner import Scan
+from recovery.scan.scanner import Scan, is_doubtful
 from recovery.spark.options import NAME, Settings
 from recovery.spark.readers import RecordsReader, fail_at_damage_of_files, partitions_of
 
@@ -65,11 +67,15 @@ class FollowingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         log = self._settings.place.log(durable=True)
         if self._settings.on_corrupt == "fail":
             _check_not_behind(log, begin)
-        if not self._is_bounded:
-            return {"commitlog_offset": self._end(log, begin, most)}
-        if self._target is None:
-            self._target = self._end(log, begin, 0)
-        return {"commitlog_offset": max(begin, min(self._target, self._end(log, begin, most)))}
+        end = self._end(log, begin, most)
+        if self._is_bounded:
+            if self._target is None:
+                self._target = self._end(log, begin, 0)
+            end = max(begin, min(self._target, end))
+        is_record_end = begin != self._settings.selection.start  # which may be any place
+        if self._settings.on_corrupt == "fail" and end > begin and is_record_end:
+            _check_between_records(log, begin)
+        return {"commitlog_offset": end}
 
     def _end(self, log: LogManifest, begin: int, most: int) -> int:
         """After the last whole record behind `begin`, or behind the one that passes `most` bytes (0: no bound)."""
@@ -125,11 +131,34 @@ def _is_empty(log: LogManifest, commitlog_offset: int) -> bool:
 
 
 def _check_not_behind(log: LogManifest, begin: int) -> None:
-    """Raises CorruptStore where a stream stands behind the last segment: it would wait for what never comes."""
-    end = _last_segment_end(log)
-    if begin > end and begin > (end := _last_segment_end(log.place.log())):  # flushed or not
-        text = f"the stream stands at CommitLog offset {begin}, and the last segment of {log.place.path} ends at {end}"
-        raise CorruptStore(f"{text}: it is another store. Begin at another checkpoint", path=log.place.path)
+    """Raises CorruptStore where a stream stands behind the log, flushed or not: it would wait for what never comes, or
+    pass over what comes before its place."""
+    place = log.place
+    if log.files and begin <= log.files[-1].base + min(log.files[-1].size, log.segment_size):
+        return
+    mark = read_watermark(place.inside, place.disk())
+    end = mark.tail if mark is not None else _last_segment_end(place.log())
+    if begin > end:
+        raise _other_store(log, begin, f"the log of {place.path} ends at {end}")
+
+
+def _check_between_records(log: LogManifest, begin: int) -> None:
+    """Raises CorruptStore where a record reaches over the place of a stream, which went from record to record."""
+    listing = log.listing()
+    segment = listing.at(begin)
+    if segment is None or begin == segment.base or not is_doubtful(segment, begin, log.segment_size):
+        return
+    scan = Scan(Listing((segment,), log.segment_size), segment.base, begin)
+    for _ in scan:
+        pass
+    if scan.end_offset > begin:
+        raise _other_store(log, begin, f"a record of {segment.path} reaches over it")
+
+
+def _other_store(log: LogManifest, begin: int, reason: str) -> CorruptStore:
+    text = f"the stream stands at CommitLog offset {begin}, and {reason}"
+    step = "another store is in its place, or an older copy. Begin at another checkpoint"
+    return CorruptStore(f"{text}: {step}", path=log.place.path)
 
 
 def _last_segment_end(log: LogManifest) -> int:

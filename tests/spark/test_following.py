@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -191,7 +192,7 @@ def test_a_stream_that_is_to_fail_at_damage_fails_where_a_part_of_the_log_is_gon
     assert lenient.partitions({"commitlog_offset": 4096}, end)
 
     behind = {"commitlog_offset": 100 * 4096}
-    with pytest.raises(CorruptStore, match=r"stands at CommitLog offset 409600, and the last segment of .* ends at"):
+    with pytest.raises(CorruptStore, match=r"stands at CommitLog offset 409600, and the log of .* ends at"):
         strict.latestOffset(behind)
     assert lenient.latestOffset(behind) == behind
     assert strict.latestOffset(end) == end
@@ -219,6 +220,33 @@ def test_a_stream_that_is_to_fail_at_damage_fails_where_its_batch_begins_with_it
             read(start)
     assert read(offsets[5] + 1) == offsets[6:]
     assert read(log.end - 1) == []
+
+
+def test_a_stream_that_is_to_fail_at_damage_fails_where_an_older_copy_took_the_place_of_its_store(
+    tmp_path: Path,
+) -> None:
+    """What an application appended to the copy, up to where the stream stood, was in no batch."""
+    path, copy = tmp_path / "store", tmp_path / "copy"
+    reader = FollowingReader(settings_of({"path": str(path), "onCorrupt": "fail"}), ["body"])
+    with broker.open(path, layout=broker.StoreLayout.small(), sync="each") as store:
+        store.append(broker.Message("orders", b"first"))
+    shutil.copytree(path, copy)
+    with broker.open(path, sync="each") as store:
+        store.append(broker.Message("orders", b"lost with the disk"))
+        place = reader.latestOffset(reader.initialOffset())
+        assert reader.latestOffset(place) == place
+    shutil.rmtree(path)
+    copy.rename(path)
+    with broker.open(path, sync="each") as store:
+        with pytest.raises(CorruptStore, match=r"stands at .*, and the log of .* ends at .*: another store is in its"):
+            reader.latestOffset(place)
+        for _ in range(2):
+            store.append(broker.Message("orders", b"of another length, behind the copy"))
+        with pytest.raises(CorruptStore, match=r"a record of .* reaches over it: another store .* or an older copy"):
+            reader.latestOffset(place)
+        options = {"path": str(path), "onCorrupt": "fail", "startOffset": str(place["commitlog_offset"])}
+        begun_there = FollowingReader(settings_of(options), ["body"])
+        assert begun_there.latestOffset() == {"commitlog_offset": store.writer.control[Word.TAIL]}
 
 
 class _Killed(BaseException):
