@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import broker
-from broker.errors import StoreError
+from broker.errors import CorruptStore, StoreError
 from broker.format.consumequeue import UNIT_SIZE, Unit
 from broker.format.index import key_hash
 from broker.format.java import string_hash
@@ -296,3 +296,13 @@ def _compare(path: Path, notes: Path) -> None:
             assert kinds == [TransactionType.PREPARED, ended[key]]
     in_doubt = {one.unique_key for one in Pending(path, 0)}
     assert in_doubt == {key for key, kinds in seen.items() if len(kinds) == 1}
+
+
+def test_a_published_place_without_a_record_is_named_with_the_commands_for_this_store(tmp_path: Path) -> None:
+    path = str(tmp_path / "my store")
+    store = open_writer(path, Disk(), SMALL, sync="os")
+    fill(store, 0, 3)
+    with pytest.raises(CorruptStore, match="no record begins at CommitLog offset 1,") as caught:
+        store.appender.replay(1, store.control[Word.TAIL])
+    assert f"checkback verify '{path}', then checkback salvage '{path}' OUT" in str(caught.value)
+    store.close()

@@ -6,7 +6,9 @@ from its half what both have in common. There is one rule for which slot an end 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from shlex import quote
 
 from broker.errors import CorruptRecord, CorruptStore
 from broker.format import properties as names
@@ -61,9 +63,7 @@ class Replay:
                 size = int.from_bytes(window[:4], "big", signed=True)
                 at = self._window(self._log.read(base, max(size, 0)), base)
             if at == base:
-                path = self._log.path_of(at)
-                text = f"{path}: no record begins at CommitLog offset {at}, where one was published"
-                raise CorruptStore(f"{text}. Run: checkback verify STORE, then checkback salvage STORE OUT", path=path)
+                raise self._no_record(at)
             control[Word.DISPATCHED] = min(at, end)
             progress(min(at, end))
 
@@ -81,7 +81,7 @@ class Replay:
                 break
             _, _, body_crc, queue_id, _, queue_offset, place, sys_flag, born_ms = unpack(window, at)
             if magic != MAGIC_V1 or sys_flag & _ODD or place != base + at:
-                draft, store_ms, queue_offset = self._slowly(window[at : at + size])
+                draft, store_ms, queue_offset = self._slowly(window[at : at + size], base + at)
             else:
                 draft = self._draft(window, at, size, place, sys_flag & 0xC, queue_id, queue_offset, body_crc, born_ms)
                 store_ms = int.from_bytes(window[at + _STORE_TIME_AT : at + _STORE_TIME_AT + 8], "big")
@@ -99,6 +99,11 @@ class Replay:
                 words[_DISPATCHED] = base + at
             self.records += 1
         return base + at
+
+    def _no_record(self, at: int) -> CorruptStore:
+        path, store = self._log.path_of(at), quote(os.path.dirname(self._log.directory))
+        text = f"{path}: no record begins at CommitLog offset {at}, where one was published"
+        return CorruptStore(f"{text}. Run: checkback verify {store}, then checkback salvage {store} OUT", path=path)
 
     def _keep_slots(self, following: int) -> None:
         """Once RocketMQ 3.x compacted a table it counts from a lower slot on: the table ends behind the highest."""
@@ -153,9 +158,12 @@ class Replay:
         self._engine.recognise(made, properties)
         return made
 
-    def _slowly(self, raw: bytes) -> tuple[PendingRecord, int, int]:
-        """Any record: its draft, store time and queue offset."""
-        draft, record = draft_of(raw)
+    def _slowly(self, raw: bytes, commitlog_offset: int) -> tuple[PendingRecord, int, int]:
+        """Any record: its draft, store time and queue offset. Raises CorruptStore for what is none."""
+        try:
+            draft, record = draft_of(raw)
+        except CorruptRecord as error:
+            raise self._no_record(commitlog_offset) from error
         self._engine.recognise(draft, record.property_map)
         if draft.kind in (_COMMIT, _ROLLBACK):
             draft.slot = self._slot_of(draft, draft.prepared_offset, record.body_crc, record.born_timestamp_ms)
