@@ -55,15 +55,13 @@ def delay_level(properties: Mapping[str, str]) -> int:
 
     Raises MessageRejected for what is not a level. RocketMQ: HookUtils.transformDelayLevelMessage (5.3.3).
     """
-    said = properties.get(names.DELAY)
-    if said is None:
+    stated = properties.get(names.DELAY)
+    if stated is None:
         return 0
-    level = names.decimal(said.removeprefix("-"), 9)
-    if level is not None and said.startswith("-"):
-        return 0
+    level = _signed(stated, 9)
     if level is None:
-        raise MessageRejected(f"{names.DELAY} is a level from 1 to {len(DELAYS_MS)}, not {said!r:.40}")
-    return min(level, len(DELAYS_MS))
+        raise MessageRejected(f"{names.DELAY} is a level from 1 to {len(DELAYS_MS)}, not {stated!r:.40}")
+    return min(max(level, 0), len(DELAYS_MS))
 
 
 def deliver_at_ms(properties: Mapping[str, str], now_ms: int, max_ms: int = TIMER_MAX_MS) -> int | None:
@@ -74,18 +72,23 @@ def deliver_at_ms(properties: Mapping[str, str], now_ms: int, max_ms: int = TIME
     RocketMQ: HookUtils.transformTimerMessage (5.3.3).
     """
     for name, unit_ms, begin_ms in _TIMERS:
-        said = properties.get(name)
-        if said is None:
+        stated = properties.get(name)
+        if stated is None:
             continue
-        number = names.decimal(said.removeprefix("-"))
+        number = _signed(stated)
         if number is None:
-            raise MessageRejected(f"{name} is a number, not {said!r:.40}")
-        left_ms = -number * unit_ms if said.startswith("-") else number * unit_ms
-        due_ms = left_ms + (now_ms if begin_ms is None else begin_ms)
+            raise MessageRejected(f"{name} is a number, not {stated!r:.40}")
+        due_ms = number * unit_ms + (now_ms if begin_ms is None else begin_ms)
         if due_ms > now_ms + max_ms:
-            raise MessageRejected(f"{name} {said} is more than {max_ms // 86_400_000} days from now")
+            raise MessageRejected(f"{name} {stated} is more than {max_ms // 86_400_000} days from now")
         return due_ms
     return None
+
+
+def _signed(text: str, digits: int = 18) -> int | None:
+    """As `properties.decimal`, and with a minus in front."""
+    number = names.decimal(text.removeprefix("-"), digits)
+    return -number if number is not None and text.startswith("-") else number
 
 
 def timer_level(left_ms: int, delays_ms: Sequence[int] = DELAYS_MS) -> int:
