@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-VERSION = 479
-"""V5_3_3, the ordinal that answers carry: clients read from it what a broker can do."""
+VERSION, VERSION_NAME = 479, "V5_3_3"
+"""The version of RocketMQ that answers carry, by its ordinal: clients read from it what a broker can do."""
 VERSION_STANDARD_JSON = 401
 """V4_9_4: clients from here on read routes whose integer keys are quoted; older ones read them unquoted."""
 VERSION_TIMER = 413

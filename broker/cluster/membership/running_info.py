@@ -11,6 +11,7 @@ from typing import Any
 
 from broker.cluster.membership.holdings import HeldQueue
 from broker.remoting.bodies import ConsumerData
+from broker.remoting.codes import VERSION_NAME
 from broker.remoting.fastjson import ObjectMap, dumps
 
 _MIB = 1 << 20
@@ -25,10 +26,10 @@ def encode_running_info(
     What RocketMQ's client counts for each topic (rates, times in ms) is not counted here, and 0.
     """
     properties = {
-        "PROP_NAMESERVER_ADDR": name_servers, "PROP_CONSUME_TYPE": data.consume_type, "PROP_CLIENT_VERSION": "V5_3_3",
-        "PROP_CONSUMEORDERLY": str(ordered).lower(), "PROP_THREADPOOL_CORE_SIZE": "1",
-        "PROP_CONSUMER_START_TIMESTAMP": str(started_ms), "consumerGroup": data.group,
-        "consumeFromWhere": data.consume_from_where, "messageModel": data.message_model,
+        "PROP_NAMESERVER_ADDR": name_servers, "PROP_CONSUME_TYPE": data.consume_type,
+        "PROP_CLIENT_VERSION": VERSION_NAME, "PROP_CONSUMEORDERLY": str(ordered).lower(),
+        "PROP_THREADPOOL_CORE_SIZE": "1", "PROP_CONSUMER_START_TIMESTAMP": str(started_ms),
+        "consumerGroup": data.group, "consumeFromWhere": data.consume_from_where, "messageModel": data.message_model,
     }  # fmt: skip
     queues = [(one.queue.as_json(one.queue.broker_name), _queue_info(one, ordered=ordered)) for one in held]
     root = {

@@ -11,6 +11,7 @@ from typing import Any
 
 from broker.consuming.group.consumer_table import UNSET
 from broker.consuming.group.offset_export import SCHEDULE_GROUP
+from broker.format.commitlog import MESSAGE_SIZE_MAX
 from broker.format.topics import DELAYS_MS, SCHEDULE_TOPIC
 from broker.remoting.admin_headers import (
     GetConsumeStatsRequestHeader,
@@ -20,7 +21,7 @@ from broker.remoting.admin_headers import (
     ViewBrokerStatsDataRequestHeader,
 )
 from broker.remoting.bodies import MessageQueue
-from broker.remoting.codes import VERSION, ResponseCode
+from broker.remoting.codes import VERSION, VERSION_NAME, ResponseCode
 from broker.remoting.command import RemotingCommand
 from broker.remoting.fastjson import ObjectMap, dumps
 from broker.server.context import Refused, Request, ServerContext
@@ -28,8 +29,6 @@ from broker.server.counters import GET, PUT
 from broker.server.requests.naming import topic_of
 from broker.server.requests.queues import queue_range, stored_ms
 from broker.store.shared.control import Word
-
-_VERSION_NAME = "V5_3_3"
 
 
 def queues_of(context: ServerContext, topic: str) -> list[int]:
@@ -128,16 +127,15 @@ def query_time_spans(context: ServerContext, request: Request) -> RemotingComman
     for queue_id in queues_of(context, header.topic):
         first, end = queue_range(context.store, header.topic, queue_id)
         position = context.positions.get(header.group, header.topic, queue_id) or 0
+        first_ms = stored_ms(context.store, header.topic, queue_id, first)
         last_ms = stored_ms(context.store, header.topic, queue_id, end - 1) if end > first else -1
         now_ms = time.time_ns() // 1_000_000
         next_ms = stored_ms(context.store, header.topic, queue_id, position) if position < end else now_ms
-        spans.append(
-            {
-                "messageQueue": _queue(context, header.topic, queue_id), "minTimeStamp": stored_ms(
-                    context.store, header.topic, queue_id, first), "maxTimeStamp": last_ms,
-                "consumeTimeStamp": next_ms, "delayTime": max(0, now_ms - next_ms),
-            }
-        )  # fmt: skip
+        span = {
+            "messageQueue": _queue(context, header.topic, queue_id), "minTimeStamp": first_ms,
+            "maxTimeStamp": last_ms, "consumeTimeStamp": next_ms, "delayTime": max(0, now_ms - next_ms),
+        }  # fmt: skip
+        spans.append(span)
     return request.answer(body=dumps({"consumeTimeSpanSet": spans}))
 
 
@@ -163,7 +161,7 @@ def get_runtime_info(context: ServerContext, request: Request) -> RemotingComman
     ratio = _used(usage)
     producers, consumers = context.clients.counts()
     table = {
-        "brokerVersionDesc": _VERSION_NAME, "brokerVersion": VERSION, "brokerActive": "true",
+        "brokerVersionDesc": VERSION_NAME, "brokerVersion": VERSION, "brokerActive": "true",
         "bootTimestamp": context.started_ms, "runtime": _runtime(context.started_ms),
         "putTps": rates[0], "getTransferredTps": rates[1], "getTransferedTps": rates[1], "getFoundTps": rates[1],
         "getMissTps": "0.0 0.0 0.0", "getTotalTps": rates[1],
@@ -237,7 +235,7 @@ def broker_config(context: ServerContext) -> dict[str, str]:
         "enablePropertyFilter": settings.sql92, "messageDelayLevel": settings.delay_levels,
         "transactionCheckInterval": int(settings.check_interval_s * 1000),
         "transactionTimeOut": int(settings.transaction_timeout_s * 1000), "transactionCheckMax": settings.check_max,
-        "aclEnable": settings.acl is not None, "maxMessageSize": 4 << 20,
+        "aclEnable": settings.acl is not None, "maxMessageSize": MESSAGE_SIZE_MAX,
         "mappedFileSizeCommitLog": store.writer.layout.segment_bytes,
     }  # fmt: skip
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in found.items()}
