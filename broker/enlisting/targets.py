@@ -89,16 +89,16 @@ def in_a_thread_to_the_end(work: Callable[[], _T]) -> _T:
 
 
 async def _to_the_end(work: Callable[[], _T]) -> _T:
-    running, told, task = asyncio.ensure_future(asyncio.to_thread(work)), None, asyncio.current_task()
+    running, cancelled, task = asyncio.ensure_future(asyncio.to_thread(work)), None, asyncio.current_task()
     while not running.done():
         try:
             await asyncio.shield(running)
         except asyncio.CancelledError as error:
-            told = error
+            cancelled = error
         except Exception:  # noqa: BLE001 - the result raises it
             break
-    if told is not None and task is not None:
-        asyncio.get_running_loop().call_soon(_cancel_again, task, told.args)
+    if cancelled is not None and task is not None:
+        asyncio.get_running_loop().call_soon(_cancel_again, task, cancelled.args)
     return running.result()
 
 

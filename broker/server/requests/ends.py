@@ -53,13 +53,8 @@ def end_transaction(context: ServerContext, request: Request) -> RemotingCommand
     try:
         _decide(context, header)
     except TransactionError as error:
-        log.warning(
-            "%s: END_TRANSACTION of %s: %s",
-            request.connection.address,
-            group := header.producer_group[:255],
-            error,
-            extra=event("end-refused", group=group),
-        )
+        address, group = request.connection.address, header.producer_group[:255]
+        log.warning("%s: END_TRANSACTION of %s: %s", address, group, error, extra=event("end-refused", group=group))
         raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from None
     context.checks.pop(header.commit_log_offset, None)
     return request.answer()

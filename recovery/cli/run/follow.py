@@ -82,11 +82,11 @@ def follow(
             if metrics.address and not as_json:
                 show_now(f"Metrics on http://{metrics.address}/metrics")
 
-            def told(status: FollowerStatus) -> None:
+            def show_everywhere(status: FollowerStatus) -> None:
                 metrics.show(status)
                 show(status)
 
-            last = follower.run(stopped, told, until_caught_up=once, every_s=every_s)
+            last = follower.run(stopped, show_everywhere, until_caught_up=once, every_s=every_s)
     except MasterAway as error:
         fail(f"{error}: tried {TRIES} times. Is it the HA port (haListenPort) of a master that runs?", FINDINGS)
     show(last)

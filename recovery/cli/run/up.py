@@ -308,7 +308,7 @@ def _wait(airflow: Standalone, rest: Rest, is_so: Callable[[], bool], until: flo
     from recovery.airflow.local.preflight import NotHere
     from recovery.airflow.local.rest import NoAnswer
 
-    began = told = time.monotonic()
+    began_s = shown_s = time.monotonic()
     while True:
         with contextlib.suppress(NoAnswer):
             if is_so():
@@ -316,13 +316,13 @@ def _wait(airflow: Standalone, rest: Rest, is_so: Callable[[], bool], until: flo
         _check_runs(airflow)
         now = time.monotonic()
         is_late = until is not None and now > until
-        if is_late or now - told > _TELL_WAITING_S:
+        if is_late or now - shown_s > _TELL_WAITING_S:
             missing = ", ".join(rest.unhealthy())
             which = f" ({missing})" if missing else ""
-            text = f"Airflow {what} after {now - began:.0f} s{which}; its log: {airflow.log}"
+            text = f"Airflow {what} after {now - began_s:.0f} s{which}; its log: {airflow.log}"
             if is_late:
                 raise NotHere(text)
-            told = now
+            shown_s = now
             show_now(f"{text}. Waiting on; Ctrl-C stops all of it")
         time.sleep(0.5)
 
