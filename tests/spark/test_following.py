@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from pyspark.errors.exceptions.captured import CapturedException
 
 import broker
 from broker.errors import CorruptStore
@@ -41,6 +42,21 @@ def _write(log: Log, path: Path) -> None:
             file.write(held)
 
 
+def _run_to_the_end(writer: Any) -> None:
+    """Again where the source's Python did not start within Spark's own 10 s, as on a busy machine.
+
+    Spark: PythonWorkerFactory.createSimpleWorker (4.3.0); no setting changes it.
+    """
+    for _ in range(5):
+        try:
+            assert writer.trigger(availableNow=True).start().awaitTermination(60)
+            return
+        except CapturedException as error:
+            if "Python worker failed to connect back" not in str(error):
+                raise
+    pytest.fail("the source's Python did not start in five turns")
+
+
 def test_a_stream_sees_each_record_once(spark: SparkSession, tmp_path: Path) -> None:
     """Appended between micro-batches, over the border of a segment; a query that is started again goes on."""
     log, seen = Log(8192), []
@@ -57,8 +73,7 @@ def test_a_stream_sees_each_record_once(spark: SparkSession, tmp_path: Path) -> 
         _write(log, store)
         frame = stream(spark, str(store), columns=["commitlog_offset"], splitBytes=2000)
         writer = frame.writeStream.option("checkpointLocation", checkpoint).foreachBatch(take)
-        query = writer.trigger(availableNow=True).start()
-        assert query.awaitTermination(60)
+        _run_to_the_end(writer)
         assert sorted(seen) == sorted(log.records)
 
 
@@ -75,7 +90,7 @@ def test_what_is_there_now_is_read_in_batches(spark: SparkSession, tmp_path: Pat
 
     frame = stream(spark, str(store), columns=["commitlog_offset"], maxBytes=3000)
     writer = frame.writeStream.option("checkpointLocation", str(tmp_path / "checkpoint")).foreachBatch(take)
-    assert writer.trigger(availableNow=True).start().awaitTermination(60)
+    _run_to_the_end(writer)
     assert [offset for batch in batches for offset in batch] == list(log.records)
     assert len(batches) >= 4
     assert all(len(batch) <= 3 for batch in batches)
