@@ -9,6 +9,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Protocol
 
+import pytest
+
 import broker
 from broker.ledger import Ledger
 from broker.remoting.codes import RequestCode
@@ -18,7 +20,7 @@ from recovery.transactions.in_doubt import Pending
 from tests.backends.backend import Client
 from tests.backends.embedded import LAYOUT
 from tests.cluster.network import Proxy
-from tests.cluster.waiting import awaited
+from tests.cluster.waiting import awaited, wait_less
 from tests.compat import rocketmq
 from tests.producer.delivered import delivered
 from tests.server.wire_client import WireClient
@@ -62,7 +64,6 @@ class Connected:
         self._place, self.proxy = place, proxy
         self.name, self.soon_s, self.is_real = place.name, place.soon_s, place.is_real
         self.client: broker.LiveCluster = broker.connect(f"rocketmq://{place.namesrv}")
-        self._clients = [self.client]
 
     def close(self) -> None:
         self.client.close()
@@ -70,9 +71,7 @@ class Connected:
     @contextmanager
     def another(self) -> Iterator[broker.LiveCluster]:
         with broker.connect(f"rocketmq://{self._place.namesrv}") as other:
-            self._clients.append(other)
             yield other
-            self._clients.remove(other)
 
     def delivered(self, topic: str = "orders") -> list[bytes]:
         return self._place.delivered(topic)
@@ -83,16 +82,10 @@ class Connected:
     @contextmanager
     def lost_ends(self) -> Iterator[None]:
         """An end is a call that waits for its answer."""
-        waits = [(client._settings, client._settings.call_timeout_s) for client in self._clients]
-        for settings, _ in waits:
-            object.__setattr__(settings, "call_timeout_s", CALL_S)
-        self.proxy.request = _lose_ends
-        try:
+        with pytest.MonkeyPatch.context() as patch:
+            wait_less(patch, CALL_S, lambda _, code: code == RequestCode.END_TRANSACTION)
+            patch.setattr(self.proxy, "request", _lose_ends)
             yield
-        finally:
-            self.proxy.request = lambda command: command
-            for settings, seconds in waits:
-                object.__setattr__(settings, "call_timeout_s", seconds)
 
     def check_back(self, ledgers: Sequence[Ledger], group: str = "shop", client: Client | None = None) -> None:
         """The broker has its own clock: wait until it has no doubt any more."""

@@ -10,14 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import broker
 from broker.cluster.live_cluster import connect
 from broker.cluster.membership import group_member
-from broker.cluster.network.channels import Channels
 from broker.cluster.publishing import sending as cluster_sending
 from broker.database.ledger_binding import LEDGER_BINDING
 from broker.enlisting.ledger_key import LEDGER_KEY, new_key
@@ -27,7 +25,7 @@ from broker.remoting.command import RemotingCommand
 from recovery.answering.group_answering import answering, bind
 from tests.cluster.conftest import LAYOUT, SOON, Buy
 from tests.cluster.network import NameServer, Proxy
-from tests.cluster.waiting import awaited
+from tests.cluster.waiting import awaited, wait_less
 from tests.producer.delivered import delivered
 from tests.server.wire_client import WireClient, sending
 
@@ -111,7 +109,7 @@ def test_a_broker_that_hangs_keeps_no_queue_of_another_from_an_ordered_consumer(
         proxy = stack.enter_context(Proxy())
         proxy.target = two.servers[0].address
         name_server = stack.enter_context(NameServer({"broker-a": proxy.address, "broker-b": two.servers[1].address}))
-        _wait_no_longer_for(proxy, 0.1, monkeypatch)
+        wait_less(monkeypatch, 0.1, lambda address, _: address == proxy.address)
         client = stack.enter_context(connect(f"rocketmq://{name_server.address}"))
         before = stack.enter_context(client.consumer("billing", "carts", ordered=True))
         assert awaited(lambda: len(before.queues) == 6)  # with those of its retry topic
@@ -159,17 +157,6 @@ def _beats(proxy: Proxy) -> int:
 
 def _has_producers(client: WireClient) -> bool:
     return client.request(RequestCode.GET_PRODUCER_CONNECTION_LIST, {"producerGroup": "plain"}).code == 0
-
-
-def _wait_no_longer_for(proxy: Proxy, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A limit for its calls alone: a name server on a busy machine takes longer, and nobody joins without it."""
-    request = Channels.request
-
-    async def impatient(self: Channels, address: str, *words: Any, timeout_s: float | None = None, **named: Any) -> Any:
-        limit_s = seconds if timeout_s is None and address == proxy.address else timeout_s
-        return await request(self, address, *words, timeout_s=limit_s, **named)
-
-    monkeypatch.setattr(Channels, "request", impatient)
 
 
 def _locks(proxy: Proxy) -> int:
