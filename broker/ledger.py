@@ -54,8 +54,9 @@ class Ledger(BoundLedger):
 
     `engine` is the SQLAlchemy engine (or async engine) of the database that the application's sessions use; `schema`
     (None: that of the connection) and `table` say where the table lies. Raises BrokerError for what is not an engine,
-    for a name that is not text, for a database that is not one of SQLite, PostgreSQL, MySQL and MariaDB, and for one in
-    memory, which one connection holds: what is not committed there cannot be distinguished from what is.
+    for a name that is not text, for a database that is not one of SQLite, PostgreSQL, MySQL and MariaDB, for one in
+    memory, which one connection holds: what is not committed there cannot be distinguished from what is, and for a URL
+    that turns SQLite's locks off.
     """
 
     making_tables: str = "ledger.create_all(), or with Alembic by a migration of ledger.metadata"
@@ -76,6 +77,9 @@ class Ledger(BoundLedger):
             raise BrokerError(f"{text}, and this engine leads to another kind of database: {self.dialect}")
         if self.dialect == _SQLITE and _is_in_memory(self._engine.url):
             raise BrokerError("a ledger needs a database that lives longer than a process: give SQLite a file")
+        if self.dialect == _SQLITE and (option := _turns_locks_off(self._engine.url)):
+            text = "one transaction would overwrite what another one saved"
+            raise BrokerError(f"{option} in the URL turns SQLite's locks off, and {text}: leave it out")
         self.metadata, self.rows, self.marks = _tables(table, schema)
         self.bindings: Table = binding_table(self.metadata, table)
         """The table of the bindings, of SQLAlchemy."""
@@ -237,6 +241,15 @@ class Ledger(BoundLedger):
 def _is_in_memory(url: URL) -> bool:
     """Whether a URL of SQLite's names no file, also one in SQLite's own form, `file:name?mode=memory&uri=true`."""
     return not url.database or url.database.endswith(":memory:") or url.query.get("mode") == "memory"
+
+
+def _turns_locks_off(url: URL) -> str:
+    """The option of a URL in SQLite's own form by which no connection locks the file; empty: none."""
+    options = {name: str(value).lower() for name, value in url.query.items()}
+    for name in ("nolock", "immutable"):
+        if options.get(name, "0") not in ("0", "no", "false", "off"):
+            return f"{name}={options[name]}"
+    return "vfs=unix-none" if options.get("vfs") == "unix-none" else ""
 
 
 def _transactions(engine: Engine) -> Transaction:

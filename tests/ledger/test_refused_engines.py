@@ -24,6 +24,15 @@ def test_a_database_in_memory_is_refused(url: str) -> None:
         Ledger(create_engine(f"sqlite://{url}", poolclass=NullPool))
 
 
+@pytest.mark.parametrize("option", ["nolock=1", "immutable=on", "vfs=unix-none"])
+def test_a_file_of_sqlite_without_locks_is_refused(sqlite_url: URL, option: str) -> None:
+    """Of 75 purchases by three processes 46 were acknowledged, and 36 orders were there."""
+    url = f"sqlite:///file:{sqlite_url.database}?uri=true&{option}"
+    with pytest.raises(BrokerError, match=f"{option} in the URL turns SQLite's locks off"):
+        Ledger(create_engine(url))
+    Ledger(create_engine(url.replace(option, "nolock=0&immutable=off&mode=rwc")))
+
+
 @pytest.mark.parametrize("dialect", ["duckdb", "mssql", "oracle", "cockroachdb", "redshift"])
 def test_another_kind_of_database_is_refused(sqlite_url: URL, dialect: str) -> None:
     """Messages were sent in it, and what a crash left in doubt could not be decided; redshift's keys are not unique."""
