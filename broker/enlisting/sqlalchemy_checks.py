@@ -17,7 +17,7 @@ from broker.database.ledger_identity import DatabaseIdentity, difference
 from broker.database.statements import MYSQL_DIALECTS
 from broker.enlisting.attached_files import check_attached
 from broker.enlisting.sqlalchemy_enlistments import is_committing, is_in_autocommit, of_session
-from broker.enlisting.sqlalchemy_rows import check_no_stream, in_transaction
+from broker.enlisting.sqlalchemy_rows import autocommit_of_sqlite, check_no_stream, in_transaction
 from broker.errors import BrokerError, TransactionError
 from broker.ledger import Ledger, executor
 
@@ -163,7 +163,7 @@ def is_autocommit(connection: Connection) -> bool:
     """Whether each statement of the connection, which is in its transaction, is saved alone."""
     raw: Any = connection.connection.dbapi_connection
     if connection.dialect.name == "sqlite":
-        if getattr(raw, "autocommit", None) is True:  # of Python 3.12: whatever it is in, its commit() ends nothing
+        if autocommit_of_sqlite(connection):  # of Python 3.12: whatever it is in, its commit() ends nothing
             return True
         # A driver in isolation_level None may yet be in a transaction: SQLAlchemy's recipe emits BEGIN by itself.
         loose = connection.dialect.detect_autocommit_setting(raw)

@@ -172,8 +172,16 @@ def is_always_in_transaction(connection: Connection) -> bool:
 
     `in_transaction` sees no end there: a row that was inserted says whether the transaction is still the same.
     """
-    raw = connection.connection.dbapi_connection if connection.dialect.name == "sqlite" else None
-    return getattr(raw, "autocommit", None) is False
+    return connection.dialect.name == "sqlite" and autocommit_of_sqlite(connection) is False
+
+
+def autocommit_of_sqlite(connection: Connection) -> bool | None:
+    """How SQLite's driver is set to commit, from Python 3.12 on; None: as ever, or it says so in its thread alone."""
+    driver = connection.connection.driver_connection
+    with contextlib.suppress(Exception):
+        found = getattr(getattr(driver, "_conn", driver), "autocommit", None)  # aiosqlite has no public way to it
+        return found if isinstance(found, bool) else None
+    return None
 
 
 def is_aborted(connection: Connection) -> bool:
