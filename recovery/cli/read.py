@@ -49,7 +49,7 @@ def verify(
 
             held.enter_context(alone(store, "verify"))
         report = _verified(store, spark)
-        is_kept = not keep or _is_kept(store, report, spark)
+        why_not = _why_not_kept(store, report, spark) if keep else ""
     if as_json:
         answer = report.as_json()
         if limit is not None and len(answer["findings"]) > limit:
@@ -58,8 +58,8 @@ def verify(
         print_json(answer)
     else:
         show(screen.verification(report, limit))
-    if not is_kept:  # last: a verification may have taken an hour
-        raise BrokerError(f"{store}: the report is not kept. Run this as the user of the store, or without --keep")
+    if why_not:  # last: a verification may have taken an hour
+        raise BrokerError(f"{store}: the report is not kept: {why_not}")
     raise Exit(WELL if report.ok else FINDINGS)
 
 
@@ -75,16 +75,20 @@ def _verified(store: str, spark: str | None) -> Report:
         return verify_with(spark, store, progress)
 
 
-def _is_kept(store: str, report: Report, spark: str | None) -> bool:
+def _why_not_kept(store: str, report: Report, spark: str | None) -> str:
     """Keep it as a verification of Airflow's, for the page; the last one alone, since nothing here removes old ones.
 
-    False where it cannot be, and the log has said why.
+    Where it cannot be, the reason; else nothing.
     """
-    from recovery.jobs.setup import LATEST, keep_report
+    from recovery.jobs.setup import LATEST, write_report
 
     engine = "local" if spark is None else f"spark ({spark})"
     facts = {"now_ms": now_ms(), **report.as_json(), "engine": engine}
-    return keep_report(store, LATEST, facts) is not None
+    try:
+        write_report(store, LATEST, facts)
+    except BrokerError as error:
+        return str(error)
+    return ""
 
 
 def pending(

@@ -229,17 +229,25 @@ def keep_report(path: str, name: str, report: Mapping[str, Any], latest: str = L
     Call it under the lease of the work: what `latest` names is written by that work alone. The report says when it was
     due (`now_ms`) and when it was done (`done_ms`): after a pause the two are days apart.
     """
-    report = {"done_ms": time.time_ns() // 1_000_000, **report}
-    directory = path
     try:
-        directory = os.path.join(state_directory(path), REPORTS)
+        return write_report(path, name, report, latest)
+    except StoreError as error:
+        _log.error("%s: the report %s cannot be kept: %s", path, name, error, extra=event("report-not-kept"))
+        return None
+
+
+def write_report(path: str, name: str, report: Mapping[str, Any], latest: str = LATEST) -> str:
+    """As `keep_report`. Raises StoreError, with the reason, when it cannot."""
+    report = {"done_ms": time.time_ns() // 1_000_000, **report}
+    directory = os.path.join(state_directory(path), REPORTS)
+    try:
         _make_private(directory)
         for each in (name, latest):
             _write_whole(os.path.join(directory, each), os.path.join(directory, f".{latest}.new"), report)
-    except (OSError, StoreError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        _log.error("%s: the report %s cannot be kept: %s", directory, name, why, extra=event("report-not-kept"))
-        return None
+    except OSError as error:
+        is_in_it = os.path.exists(Paths(path).store_json)
+        step = "" if is_in_it else ". CHECKBACK_STATE names another place for reports"
+        raise StoreError(f"{directory}: {error.strerror}{step}", path=path) from error
     return os.path.join(directory, name)
 
 

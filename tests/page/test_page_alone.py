@@ -219,7 +219,8 @@ def test_a_verification_of_the_command_line_may_be_kept(
     assert tree(foreign) == before
     (path / "checkback/reports/.verify-latest.json.new").mkdir()
     ran = command(capsys, "verify", path, "--keep")
-    assert (ran.code, "the report is not kept" in ran.err) == (2, True)
+    why = f"the report is not kept: {path}/checkback/reports"
+    assert (ran.code, why in ran.err, "Is a directory" in ran.err) == (2, True, True), "it advised to be another user"
     assert "2 records" in ran.out, "what an hour's verification found is shown all the same"
 
 
