@@ -35,6 +35,7 @@ from recovery.scan.store_files import StoreFiles
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".lz4": "lz4"}
 _COPY_BYTES = 4 << 20
+_RETRY_OPTION, _RETRY_S = "retry_limit_seconds=", 30
 _OF_HADOOP = ("s3a", "s3n")  # what Spark's own readers call it
 _OF_HADOOP_FORM = re.compile(r"([a-z][a-z0-9+.-]+):(/[^/].*)")  # as Spark prints a path: file:/data/shop.store
 
@@ -164,7 +165,7 @@ class StoreLocation:
         """The store. Raises NotAStore."""
         disk, path = _disk(self.path)
         if not self.is_local or _has_archives(disk, os.path.join(path, "commitlog")):
-            if disk.entry(os.path.join(path, "commitlog")) is None:
+            if _answer_of(self.path, disk, os.path.join(path, "commitlog")) is None:
                 text = f"{self.path} is not a store, for it holds no commitlog/. Give the directory that a broker calls"
                 raise NotAStore(f"{text} storePathRootDir", path=self.path)
             return StoreFiles(StoreDirectory(path, disk), watermark)
@@ -177,6 +178,16 @@ class StoreLocation:
         """
         mark = (read_durable if durable else read_watermark)(self.inside, self.disk())
         return replace(manifest_of(self, self.files(mark)), watermark=None)  # for those who compare derived files
+
+
+def _answer_of(path: str, disk: Disk, directory: str) -> Entry | None:
+    """What stands at a directory of a path or URI. Raises StoreError where the file system gives no answer."""
+    try:
+        return disk.entry(directory)
+    except OSError as error:
+        reason = str(error).partition(" error_info=")[0]  # Google's client adds what it was doing
+        text = f"{path}: its file system gives no answer: {reason}. See that it runs, and the credentials for it"
+        raise StoreError(text, path=path) from error
 
 
 def manifest_of(place: StoreLocation, store: StoreFiles) -> LogManifest:
@@ -216,7 +227,7 @@ def filesystem_of(path: str) -> tuple[Any, str]:
     if "://" not in path:
         return pafs.LocalFileSystem(), os.path.abspath(path)
     try:
-        filesystem, inside = pafs.FileSystem.from_uri(path)
+        filesystem, inside = pafs.FileSystem.from_uri(_with_a_limit(path))
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         scheme, _, rest = path.partition("://")
@@ -225,6 +236,13 @@ def filesystem_of(path: str) -> tuple[Any, str]:
             step = ". It needs JAVA_HOME, HADOOP_HOME, and in CLASSPATH what `hadoop classpath --glob` prints"
         raise StoreError(f"{path}: pyarrow cannot reach this file system: {reason}{step}", path=path) from error
     return filesystem, inside
+
+
+def _with_a_limit(uri: str) -> str:
+    """A URI whose client gives up. Google's goes on for 15 minutes, also without credentials, and heeds no Ctrl-C."""
+    if not uri.startswith("gs://") or _RETRY_OPTION in uri:
+        return uri
+    return f"{uri}{'&' if '?' in uri else '?'}{_RETRY_OPTION}{_RETRY_S}"
 
 
 def path_within(path: str, *names: str) -> str:

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from broker.errors import StoreError
 from recovery.pipeline.splits import Reading, plan
-from recovery.pipeline.store_location import LogManifest, PackedLog, SegmentEntry, StoreLocation
+from recovery.pipeline.store_location import LogManifest, PackedLog, SegmentEntry, StoreLocation, filesystem_of
 from recovery.scan.scanner import Scan
 from recovery.scan.store_files import StoreFiles
 from recovery.spark.following import FollowingReader
@@ -138,3 +139,20 @@ def test_a_packed_log_is_unpacked_as_it_was(suffix: str) -> None:
     for kept in ((), tuple(files), (*files[:5], *odd, *files[9:])):
         log = LogManifest(place, kept, size)
         assert PackedLog.of(log).unpacked() == log
+
+
+@pytest.mark.parametrize(
+    ("uri", "limit_s"),
+    [("", 30), ("?scheme=http", 30), ("?retry_limit_seconds=900", 900), ("?retry_limit_seconds=1", 1)],
+)
+def test_google_is_not_asked_for_a_quarter_of_an_hour(uri: str, limit_s: int) -> None:
+    """Without credentials a command stood still for 15 minutes, and took neither Ctrl-C nor SIGTERM."""
+    filesystem, _ = filesystem_of(f"gs://anonymous@archive/shop.store{uri}")
+    assert filesystem.__reduce__()[1][0]["retry_time_limit"].total_seconds() == limit_s
+
+
+def test_a_file_system_that_gives_no_answer_is_named() -> None:
+    """The sentence was the client's own, and did not say what was asked for."""
+    uri = "gs://anonymous@archive/shop.store?endpoint_override=127.0.0.1:9&scheme=http&retry_limit_seconds=0.2"
+    with pytest.raises(StoreError, match=r"^gs://.*: its file system gives no answer: [^{]*\. See that it runs"):
+        StoreLocation(uri).files()
