@@ -149,8 +149,9 @@ def difference(bound: DatabaseIdentity, actual: DatabaseIdentity) -> str:
     """In what two databases differ; empty when they are one.
 
     Pure. SQLite: the inode must be the same, and the path or the device: a container sees the same file by another
-    path, and a device may get another number when the machine starts. The timeline of PostgreSQL is not compared: a
-    promoted standby has another one, and is the same database as long as it lacks nothing.
+    path, and a device may get another number when the machine starts. The schema counts on PostgreSQL alone: MySQL's is
+    the database, and SQLite's the name by which one connection attached the file. The timeline of PostgreSQL is not
+    compared: a promoted standby has another one, and is the same database as long as it lacks nothing.
     """
     same_kind = bound.dialect == actual.dialect or {bound.dialect, actual.dialect} <= {*MYSQL_DIALECTS}
     if not same_kind:
@@ -158,9 +159,12 @@ def difference(bound: DatabaseIdentity, actual: DatabaseIdentity) -> str:
     if bound.dialect == _SQLITE:
         same_file = bound.number == actual.number
         same_place = bound.database == actual.database or bound.device == actual.device
-        return "" if same_file and same_place and bound.schema == actual.schema else "another file"
+        return "" if same_file and same_place else "another file"
     server = "server" if bound.server and actual.server else "port"
-    for name, title in ((server, "server"), ("database", "database"), ("number", "oid"), ("schema", "schema")):
+    compared = [(server, "server"), ("database", "database"), ("number", "oid")]
+    if bound.dialect not in MYSQL_DIALECTS:
+        compared.append(("schema", "schema"))
+    for name, title in compared:
         if getattr(bound, name) != getattr(actual, name):
             return f"another {title}" if title != "oid" else "a database that was made again"
     return ""

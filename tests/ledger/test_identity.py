@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from sqlalchemy import URL, Engine, create_engine, select, text
+from sqlalchemy import URL, Engine, create_engine, event, select, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
@@ -25,6 +25,7 @@ from broker.ledger import Ledger, executor
 from broker.store.disk import lock_calls
 from broker.store.disk.files import Disk
 from broker.store.read.layout import StoreLayout
+from broker.testing.fixtures import crash_between_commit_and_end
 from recovery.checkback.ledger_resolver import LedgerResolver
 from recovery.checkback.ledgers.proof import (
     CommittedKey,
@@ -34,6 +35,8 @@ from recovery.checkback.ledgers.proof import (
     _remember_missing,
     judge,
 )
+from recovery.checkback.policy import parse_policy
+from recovery.checkback.service import for_producers
 from tests.ledger.proven import NoStore
 
 STORE = "5" * 32
@@ -61,11 +64,13 @@ LITE = DatabaseIdentity("sqlite", database="/srv/shop.db", number="12", device="
         (MY, replace(MY, dialect="mariadb"), True),  # two names of one driver
         (MY, replace(MY, server="another"), False),
         (MY, replace(MY, database="staging"), False),
+        (MY, replace(MY, schema="shop"), True),  # Ledger(schema="shop"), on another or on no database of the URL
         (LITE, LITE, True),
         (LITE, replace(LITE, number="13"), False),  # a copy, or a backup that was moved into its place
         (LITE, replace(LITE, database="/data/shop.db"), True),  # the same file, as a container sees it
         (LITE, replace(LITE, device="9"), True),  # the same file, after the machine was started again
         (LITE, replace(LITE, database="/data/shop.db", device="9"), False),  # the same number by chance
+        (LITE, replace(LITE, schema="ledgers"), True),  # the same file, by the name under which it was attached
         (PG, MY, False),
     ],
 )
@@ -185,6 +190,27 @@ def test_the_half_messages_name_the_binding_and_the_store_knows_it(
             actual = ledger.look(executor(connection)).identity
         assert half.properties[LEDGER_BINDING] == row.binding_id == known.binding.binding_id
         assert difference(known.binding.identity, actual) == ""
+
+
+def test_a_ledger_in_an_attached_file_is_that_of_its_file(tmp_path: Path) -> None:
+    """Check-back opens the file alone: it was another file, with the same path and the same inode."""
+    main, file = create_engine(f"sqlite:///{tmp_path}/shop.db"), create_engine(f"sqlite:///{tmp_path}/ledger.db")
+    event.listen(main, "connect", lambda raw, _: raw.execute(f"ATTACH '{tmp_path}/ledger.db' AS ledgers"))
+    attached = Ledger(main, schema="ledgers")
+    attached.create_all()
+    with broker.open(tmp_path / "store", layout=SMALL) as store:
+        producer = store.producer("shop", topics=["orders"], ledger=attached)
+        with crash_between_commit_and_end(store), Session(main) as session:
+            session.execute(text("CREATE TABLE orders (id INTEGER PRIMARY KEY)"))
+            producer.send(broker.Message("orders", b"1"), session)
+            session.commit()
+        at_once = parse_policy({"*": {"first_check_after": "0s"}})
+        alone = store.producer("shop", topics=["orders"], ledger=Ledger(file))
+        report = for_producers(store, [alone], policy=at_once).run_once()
+        assert report is not None
+        assert report.committed == 1
+    main.dispose()
+    file.dispose()
 
 
 def test_an_async_ledger_is_bound_before_its_first_half_message(url: URL, tmp_path: Path) -> None:
