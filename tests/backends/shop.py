@@ -69,8 +69,8 @@ class BackendShop:
         return transaction
 
     def buy_and_vanish(self, *numbers: int, saved: bool = True) -> None:
-        """Another process buys, and its ends are lost with it. So its database alone knows what it decided."""
-        with self.backend.another() as gone, self.backend.lost_ends():
+        """Another process buys, and its ends are lost until it is gone. So its database alone knows what it decided."""
+        with self.backend.lost_ends(), self.backend.another() as gone:
             producer = self.producer(gone)
             for number in numbers:
                 if saved:
@@ -78,7 +78,6 @@ class BackendShop:
                 else:
                     with pytest.raises(ZeroDivisionError):
                         self.buy(number, producer=producer, in_between=raiser(ZeroDivisionError()))
-            gone.close()  # before its ends arrive again: it would answer a check itself, without a tombstone
 
     def settle(self) -> None:
         """Check-back asks the database until nothing is in doubt."""

@@ -16,7 +16,7 @@ from broker.remoting.codes import RequestCode, ResponseCode
 from broker.remoting.command import RemotingCommand
 from tests.backends.clusters import CALL_S, Connected
 from tests.cluster.conftest import LAYOUT
-from tests.cluster.waiting import awaited
+from tests.cluster.waiting import awaited, wait_less
 from tests.server.wire_client import WireClient
 from tests.store.build import record
 
@@ -34,7 +34,9 @@ def _stands_at(served: Connected, message: broker.ReceivedMessage, position: int
         return awaited(lambda: operator.request(code, ext).ext.get("offset") == str(position))
 
 
-def test_a_position_that_its_broker_did_not_get_is_written_again(served: Connected) -> None:
+def test_a_position_that_its_broker_did_not_get_is_written_again(
+    served: Connected, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A broker that is killed takes with it what it had not read yet."""
     lost: list[RemotingCommand] = []
 
@@ -44,7 +46,7 @@ def test_a_position_that_its_broker_did_not_get_is_written_again(served: Connect
         lost.append(command)
         return None
 
-    object.__setattr__(served.client._settings, "call_timeout_s", CALL_S)
+    wait_less(monkeypatch, CALL_S, lambda _, code: code == RequestCode.UPDATE_CONSUMER_OFFSET)
     served.client.producer("plain").send(broker.Message("carts", b"lamp"))
     with served.client.consumer("billing", "carts") as consumer:
         message = consumer.receive(served.soon_s)

@@ -42,21 +42,13 @@ def test_a_lost_end_is_checked_and_answered(
     backend: Connected, ledger: broker.Ledger, buy: Buy, caplog: pytest.LogCaptureFixture
 ) -> None:
     """By what the process itself decided; and after its end, by the ledger's row, by another member of the group."""
-    with backend.another() as first:
-        first_producer = first.producer("shop", topics=["orders"], ledger=ledger)
-        backend.proxy.request = _without_ends
-        object.__setattr__(first._settings, "call_timeout_s", CALL_S)
-        buy(first_producer, 1)
+    with backend.lost_ends(), backend.another() as first:
+        buy(first.producer("shop", topics=["orders"], ledger=ledger), 1)
         assert "check-back will commit" in caplog.text
         assert (backend.in_doubt(), backend.delivered()) == (1, [])
-    backend.proxy.request = lambda command: command
     with backend.another() as second:
         second.producer("shop", topics=["orders"], ledger=ledger)
         assert comes_to(backend, [b"1"])
-
-
-def _without_ends(command: RemotingCommand) -> RemotingCommand | None:
-    return None if command.code == RequestCode.END_TRANSACTION else command
 
 
 def test_a_lost_rollback_is_answered_by_the_process_that_decided_it(
