@@ -34,6 +34,7 @@ from recovery.hanging import DoesNotAnswer, within_time
 
 OK, WARN, WRONG = "ok", "warn", "wrong"
 JOBS = {"SchedulerJob": "scheduler", "DagProcessorJob": "DAG processor", "TriggererJob": "triggerer"}
+_OVER = ("success", "failed", "upstream_failed", "skipped", "removed")
 _FRESH_S = 60.0
 _POLL_S = 1.0
 _HTTP_S = 60.0  # of stores whose disks hang the page waits for each
@@ -50,6 +51,16 @@ class Examined:
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A task of the DAG `checkback.doctor`, and what it saw; None where it did not say."""
+
+    task: str
+    state: str | None
+    queue: str
+    sight: dict[str, Any] | None
 
 
 def _verdict(is_ok: bool, what: str, next_step: str) -> Examined:
@@ -257,24 +268,31 @@ def _sights(run_s: float) -> Iterator[Examined]:
 
     from recovery.airflow.workflows.doctor import DAG_ID
 
-    step = "the worker or the triggerer must mount that directory at the same path, with the same user"
     try:
         run = trigger_dag(DAG_ID, triggered_by=DagRunTriggeredByType.CLI)
     except AirflowException as error:
         yield Examined(WARN, f"workers and triggerer: {error}", "configure the DAG bundle, and run this again")
         return
-    seen = _finished(DAG_ID, str(run.run_id), run_s) if run is not None else None
-    if seen is None:
-        late = f"the run of {DAG_ID} did not end in {run_s:.0f} s"
-        yield Examined(
-            WARN, f"workers and triggerer: {late}", f"look at it in Airflow: is {DAG_ID} paused, is a worker free?"
-        )
+    yield from of_looks(*_looks(DAG_ID, str(run.run_id), run_s) if run is not None else ([], False), run_s, DAG_ID)
+
+
+def of_looks(looks: Sequence[Look], is_over: bool, run_s: float, dag_id: str) -> Iterator[Examined]:
+    """What the tasks of a run saw; of one that waits for a worker who is to serve it. Pure."""
+    step = "the worker or the triggerer must mount that directory at the same path, with the same user"
+    if not any(one.state for one in looks):
+        late = f"the run of {dag_id} did not begin in {run_s:.0f} s"
+        yield Examined(WARN, f"workers and triggerer: {late}", f"look at it in Airflow: is {dag_id} paused?")
         return
-    for task, sight in seen.items():
-        if sight is None:
-            yield Examined(WRONG, f"{task}: its task failed", f"read the log of {task} in {DAG_ID}")
-            continue
-        yield from _seen(f"{task} on {sight['host']}, user {sight['uid']}", sight["stores"], step)
+    for look in looks:
+        if look.sight is not None:
+            component = f"{look.task} on {look.sight['host']}, user {look.sight['uid']}"
+            yield from _seen(component, look.sight["stores"], step)
+        elif is_over or look.state in _OVER:
+            yield Examined(WRONG, f"{look.task}: its task failed", f"read the log of {look.task} in {dag_id}")
+        else:
+            late = f"{look.task}: its task did not end in {run_s:.0f} s, it is {look.state or 'not queued yet'}"
+            who = "the triggerer" if look.state == "deferred" else f"a worker of the queue {look.queue}"
+            yield Examined(WARN, late, f"see whether {who} runs, and is free")
 
 
 def _seen(component: str, stores: Mapping[str, str], step: str) -> Iterator[Examined]:
@@ -286,31 +304,29 @@ def _seen(component: str, stores: Mapping[str, str], step: str) -> Iterator[Exam
         yield Examined(WRONG, f"{name}, {component}: {why}", step)
 
 
-def _finished(dag_id: str, run_id: str, run_s: float) -> dict[str, Any] | None:
-    """What each task of a run saw, when the run is over; None for a task that failed, and when it takes too long."""
+def _looks(dag_id: str, run_id: str, run_s: float) -> tuple[list[Look], bool]:
+    """The tasks of a run when it is over, or has taken too long, and whether it is over."""
     from airflow.models.dagrun import DagRun
     from airflow.models.taskinstance import TaskInstance
     from airflow.models.xcom import XComModel
     from airflow.utils.session import create_session
     from sqlalchemy import select
 
+    task, value = TaskInstance, XComModel
+    run = select(DagRun.state).where(DagRun.dag_id == dag_id, DagRun.run_id == run_id)
+    tasks = select(task.task_id, task.state, task.queue).where(task.dag_id == dag_id, task.run_id == run_id)
+    values = select(value.task_id, value.value).where(value.dag_id == dag_id, value.run_id == run_id)
     deadline = time.monotonic() + run_s
-    while time.monotonic() < deadline:
+    while True:
+        is_late = time.monotonic() >= deadline
         with create_session() as session:
-            state = session.scalar(select(DagRun.state).where(DagRun.dag_id == dag_id, DagRun.run_id == run_id))
-            if state in ("success", "failed"):
-                tasks = session.scalars(
-                    select(TaskInstance.task_id).where(TaskInstance.dag_id == dag_id, TaskInstance.run_id == run_id)
-                ).all()
-                rows = session.execute(
-                    select(XComModel.task_id, XComModel.value).where(
-                        XComModel.dag_id == dag_id, XComModel.run_id == run_id, XComModel.key == "return_value"
-                    )
-                ).all()
-                found = {task: json.loads(value) if isinstance(value, str) else value for task, value in rows}
-                return {task: found.get(task) for task in sorted(tasks)}
+            is_over = session.scalar(run) in ("success", "failed")
+            if is_over or is_late:
+                rows = session.execute(values.where(value.key == "return_value")).all()
+                seen = {name: json.loads(text) if isinstance(text, str) else text for name, text in rows}
+                found = session.execute(tasks.order_by(task.task_id)).all()
+                return [Look(name, state, queue, seen.get(name)) for name, state, queue in found], is_over
         time.sleep(_POLL_S)
-    return None
 
 
 def _api_server(stores: Sequence[StoreSettings], url: str, token: str) -> Iterator[Examined]:

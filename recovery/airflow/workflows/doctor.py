@@ -21,13 +21,14 @@ from recovery.airflow.workflows.wiring import BEGIN
 DAG_ID = "checkback.doctor"
 WORKER, TRIGGERER = "worker", "triggerer"
 _PLACES = ("queue", "executor")
-_MOST = timedelta(minutes=10)  # the next run waits for this one
+_MOST = timedelta(minutes=10)
+_RUNS = 8  # at once: one whose task waits for a worker keeps no later one from looking
 
 
 def make(stores: Sequence[StoreSettings]) -> DAG:
     """One DAG for all stores."""
     again = {"retries": 2, "retry_delay": timedelta(seconds=5)}  # a worker that was killed has not seen anything wrong
-    options: dict[str, Any] = {"start_date": BEGIN, "catchup": False, "max_active_runs": 1, "tags": ["checkback"]}
+    options: dict[str, Any] = {"start_date": BEGIN, "catchup": False, "max_active_runs": _RUNS, "tags": ["checkback"]}
     options["default_args"] = {**again, "execution_timeout": _MOST}
     groups: dict[tuple[str, ...], list[StoreSettings]] = {}
     for store in stores:
