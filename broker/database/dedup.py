@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from broker.database.arguments import check_table, is_async_engine, is_engine, sync_session_of
+from broker.database.driver_errors import NO_TABLE, is_named
 from broker.database.tables import IN_TRANSACTIONS, key_text, make_tables, schema_of
 from broker.errors import BrokerError, given_in_seconds, shown
 from broker.format import properties as names
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 _KEY_SIZE = 64  # characters
 _ON_CONFLICT = ("sqlite", "postgresql")
-_NO_TABLE = ("42P01", 1146)
 _RUN_SYNC = "call it in `await session.run_sync(lambda session: ...)`"
 
 
@@ -148,7 +148,7 @@ def insert_once(session: Session, table: Table, row: Mapping[str, Any]) -> bool:
     try:
         return _inserted(session, table, row)
     except DatabaseError as error:
-        if not _is_missing_table(error.orig):
+        if not is_named(error.orig, NO_TABLE):
             raise
         step = "make it with create_all(engine) of what it is of, or with a migration of its `metadata`"
         raise BrokerError(f"the table {table.name} is not in the database: {step}") from error
@@ -172,12 +172,6 @@ def _inserted(session: Session, table: Table, row: Mapping[str, Any]) -> bool:
     except IntegrityError:
         return False
     return True
-
-
-def _is_missing_table(error: BaseException | None) -> bool:
-    """By SQLite's text, the SQLSTATE of PostgreSQL, the number of MySQL and MariaDB."""
-    numbers = (getattr(error, "sqlstate", None), *getattr(error, "args", ())[:1])
-    return any(one in numbers for one in _NO_TABLE) or "no such table" in str(error)
 
 
 def row_count(result: Any) -> int:

@@ -7,13 +7,13 @@ from typing import Any
 
 from django.db import Error
 
+from broker.database.driver_errors import NO_TABLE, is_named
 from broker.database.statements import Sql, pyformat
 from broker.enlisting.search_path import home_schema, table_of
 from broker.errors import TransactionError
 from broker.ledger import COMMITTED, Ledger
 
 _BATCH = 500  # keys in one SELECT: any database takes so many parameters
-_UNDEFINED_TABLE = "42P01"  # SQLSTATE
 
 
 class DjangoRows:
@@ -42,7 +42,7 @@ class DjangoRows:
                 if has_ids and (table_id := table_of(cursor.fetchall())) != self._home:
                     self._check_home(cursor, table_id)
         except Error as error:
-            if "no such table" in str(error) or _sqlstate(error) == _UNDEFINED_TABLE:
+            if is_named(error.__cause__, NO_TABLE):
                 where = f"the database {connection.alias!r} has no table {self._table}"
                 raise TransactionError(f"{where}: run manage.py migrate checkback") from error
             raise
@@ -76,8 +76,3 @@ class DjangoRows:
 
     def _quoted(self, connection: Any) -> str:
         return str(connection.ops.quote_name(self._table))
-
-
-def _sqlstate(error: Error) -> object:
-    cause = error.__cause__
-    return getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)  # psycopg, psycopg2

@@ -118,12 +118,12 @@ def _show_change(change: LedgerChange, nothing: str, dry_run: bool, as_json: boo
 def _with_ledger(path: str, url: str, schema: str | None, table: str, work: Callable[[LiveStore, Ledger], _T]) -> _T:
     """Do it with a store that is there, and with the ledger's database. What a database raises becomes a sentence."""
     import broker
-    from recovery.checkback.ledgers.database_errors import told
+    from recovery.checkback.ledgers.database_errors import translated_errors
     from recovery.checkback.ledgers.engines import engine_of
 
     engine = engine_of(url)
     try:
-        with told(engine.url), broker.open(path, create=False) as opened:
+        with translated_errors(engine.url), broker.open(path, create=False) as opened:
             return work(opened, broker.Ledger(engine, table=table, schema=schema))
     finally:
         engine.dispose()

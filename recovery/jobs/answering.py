@@ -96,14 +96,14 @@ def bind_ledgers(
     as text. Raises TransactionError when a database is another one than it was, BrokerError for a URL that is not one,
     for a database that does not answer and with `again` for one without a binding; ClusterError.
     """
-    from recovery.checkback.ledgers.database_errors import told
+    from recovery.checkback.ledgers.database_errors import translated_errors
 
     found = []
     made = _ledgers(ledgers, schemas)
     with broker.connect(url_of(namesrv), acl=acl, tls=tls, cluster=cluster) as connected:
         for ledger in made:
             try:
-                with told(ledger.engine.url):
+                with translated_errors(ledger.engine.url):
                     bound = (rebind if again else bind)(connected, ledger)
             finally:
                 ledger.engine.dispose()

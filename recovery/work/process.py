@@ -65,9 +65,9 @@ def _open(app: App) -> None:
     if app.engine is None:
         app.start()
         return
-    from recovery.checkback.ledgers.database_errors import told
+    from recovery.checkback.ledgers.database_errors import translated_errors
 
-    with told(app.engine.url):
+    with translated_errors(app.engine.url):
         app.start()
 
 
