@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -161,3 +162,39 @@ def test_no_consumer_runs_what_is_undecided_or_not_due(tmp_path: Path, connect: 
             who = {"consumerGroup": "billing", "clientId": "c1", "msgId": sent.ext["msgId"]}
             answer = client.request(Code.CONSUME_MESSAGE_DIRECTLY, who)
             assert (answer.code, "is not for consumers" in (answer.remark or "")) == (Answer.NO_PERMISSION, True)
+
+
+def test_a_query_by_key_gives_each_record_once_and_none_of_a_key_or_topic_with_the_same_hash(
+    serve: Serve, connect: Connect
+) -> None:
+    """Java hashes `Aa` and `BB` alike, so that the index holds one number for all of these."""
+    client = connect(serve())
+    for topic, body, keys in (("Aa", b"1", "Aa"), ("Aa", b"2", "BB"), ("BB", b"3", "Aa"), ("Aa", b"4", "Aa x Aa")):
+        assert client.publish(topic, body, KEYS=keys, UNIQ_KEY=f"key{body.decode()}").code == Answer.SUCCESS
+    asked = {"topic": "Aa", "key": "Aa", "maxNum": 9, "beginTimestamp": 0, "endTimestamp": 1 << 62}
+    found = records_of(client.request(Code.QUERY_MESSAGE, asked).body)
+    assert [one.body for one in found] == [b"4", b"1"]
+    by_unique_key = asked | {"_UNIQUE_KEY_QUERY": "true"}
+    assert client.request(Code.QUERY_MESSAGE, by_unique_key).code == Answer.QUERY_NOT_FOUND
+    (one,) = records_of(client.request(Code.QUERY_MESSAGE, by_unique_key | {"key": "key2"}).body)
+    assert one.body == b"2"
+
+
+def test_offsets_by_time(serve: Serve, connect: Connect, store: broker.LiveStore) -> None:
+    """The first message at or after a time, and with UPPER the last at or before it, within what is there."""
+    client = connect(serve())
+    for number in range(3):
+        client.publish("orders", b"%d" % number)
+        time.sleep(0.005)
+    messages = [message for number in range(3) if (message := store.message("orders", 0, number)) is not None]
+    times_ms = [message.store_timestamp_ms for message in messages]
+    assert times_ms == sorted(set(times_ms))
+
+    def offset(timestamp_ms: int, queue_id: int = 0, **boundary: str) -> int:
+        ext = {"topic": "orders", "queueId": queue_id, "timestamp": timestamp_ms, **boundary}
+        return int(client.request(Code.SEARCH_OFFSET_BY_TIMESTAMP, ext).ext["offset"])
+
+    assert [offset(at) for at in (0, times_ms[1], times_ms[1] + 1, times_ms[2] + 1)] == [0, 1, 2, 3]
+    upper = [offset(at, boundaryType="UPPER") for at in (0, times_ms[1] - 1, times_ms[1], times_ms[2] + 1)]
+    assert upper == [0, 0, 1, 2]
+    assert [offset(times_ms[1], 1), offset(times_ms[1], 1, boundaryType="UPPER")] == [0, 0]

@@ -125,6 +125,9 @@ def test_statuses_of_pulls(serve: Serve, connect: Connect) -> None:
         4: (21, "OFFSET_OVERFLOW_BADLY", "3", "3"),
         99: (21, "OFFSET_OVERFLOW_BADLY", "3", "3"),
     }
+    for queue_offset, code in ((0, Answer.PULL_NOT_FOUND), (5, Answer.PULL_OFFSET_MOVED)):
+        empty = client.answer(client.pull("g", "orders", queue_offset, queue_id=1))
+        assert (empty.code, empty.remark, empty.ext["nextBeginOffset"]) == (code, "NO_MESSAGE_IN_QUEUE", "0")
     assert client.pulled("g", "orders", text="none")[0] == Answer.PULL_RETRY_IMMEDIATELY
     assert [one.body for one in client.pulled("g", "orders", text="b || c")[1]] == [b"1"]
     assert client.answer(client.pull("g", "nothing")).code == Answer.TOPIC_NOT_EXIST

@@ -213,4 +213,6 @@ def test_the_first_message_is_searched_once_after_a_segment_was_removed(
     for _ in range(3):
         assert bodies(client, queue_offset=first, most=1)[0][:1] == b"%d" % first
     assert len(counted) == (1 if hasattr(os, "RWF_NOWAIT") else 3)
-    assert client.pulled("g", "orders", 0)[0] == Answer.PULL_OFFSET_MOVED
+    gone = client.answer(client.pull("g", "orders", 0))
+    found = gone.code, gone.remark, gone.ext["nextBeginOffset"]
+    assert found == (Answer.PULL_OFFSET_MOVED, "OFFSET_TOO_SMALL", str(first))

@@ -136,6 +136,10 @@ def test_it_asks_when_it_is_time(tmp_path: Path) -> None:
         for half, due_after_ms in ((plain, 6_000), (immune, 60_000), (odd, 6_000)):
             assert not is_due(half, 6_000, half.born_timestamp_ms + due_after_ms - 1)
             assert is_due(half, 6_000, half.born_timestamp_ms + due_after_ms)
+        stored_ms = plain.store_timestamp_ms
+        ahead = replace(plain, born_timestamp_ms=stored_ms + 3_600_000)  # by a producer whose clock is wrong
+        assert not is_due(ahead, 6_000, stored_ms + 5_999)
+        assert is_due(ahead, 6_000, stored_ms + 6_000)
         assert store.transactions.check(3_600_000, 15, Answers(yes=COMMIT)) == 0
 
 
