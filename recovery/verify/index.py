@@ -97,7 +97,7 @@ class IndexComparison:
         live: Rows | None = None
         for rule in sorted(IndexingRule, key=lambda rule: rule is not self._rule):
             expected = expected_items(records, kinds, rule)
-            if self._are(runs, expected):
+            if self._are_as_expected(runs, expected):
                 self._rule = rule
                 return
             live = _joined(runs) if live is None else live
@@ -111,7 +111,7 @@ class IndexComparison:
         self._missing.append(lacking)
         self._strays.append(strays)
 
-    def _are(self, runs: Sequence[_ItemRun], expected: Rows) -> bool:
+    def _are_as_expected(self, runs: Sequence[_ItemRun], expected: Rows) -> bool:
         """Whether the items are what is expected, in the order in which RocketMQ writes them: so it mostly is."""
         at = 0
         for run in runs:

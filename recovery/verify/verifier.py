@@ -129,7 +129,7 @@ class _Ahead(NamedTuple):
     events: tuple[Rows, Rows] | None
 
 
-def _prepare(records: Records) -> None:
+def _decode_columns(records: Records) -> None:
     """What every comparison asks for, made in the scan's thread while the batch before is compared."""
     records.bad_crcs()
     _ = records.topic_codes
@@ -194,7 +194,7 @@ class Verification:
         Events are extracted in log order by the thread that has the time: here while the batch before is compared, so
         that its own are known, else by the thread that waits for this one.
         """
-        _prepare(records)
+        _decode_columns(records)
         if fast is not None and len(records):
             kinds = Kinds(records)
             events = self.tracker.events_of(records, kinds) if self._is_comparing else None
