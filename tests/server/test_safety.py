@@ -321,6 +321,9 @@ def test_dangerous_requests_need_a_server_that_allows_them(serve: Serve, connect
     assert b"transactionCheckMax=3\n" in allowed.request(Code.GET_BROKER_CONFIG).body
     for line in (b"rocketmqHome=x\n", b"transactionTimeOut=soon\n", b"transactionTimeOut=" + b"9" * 400):
         assert allowed.request(Code.UPDATE_BROKER_CONFIG, body=line).code == Answer.INVALID_PARAMETER
+    for name in ("transactionCheckInterval", "transactionTimeOut", "transactionCheckMax"):
+        refused = allowed.request(Code.UPDATE_BROKER_CONFIG, body=f"{name}=0".encode())
+        assert (refused.code, (refused.remark or "").split(" ")[0]) == (Answer.INVALID_PARAMETER, name)
 
 
 @pytest.mark.parametrize("line", ["autoCreateTopicEnable=ture", "enablePropertyFilter=yes", "autoCreateTopicEnable"])

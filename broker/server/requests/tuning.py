@@ -19,8 +19,14 @@ def _truth(value: str) -> bool:
     return {"true": True, "false": False}[value.lower()]
 
 
+def _count(value: str) -> int:
+    if (number := int(value)) < 1:
+        raise ValueError
+    return number
+
+
 def _seconds(value: str) -> float:
-    return int(value) / 1000
+    return _count(value) / 1000
 
 
 class _ServerSetting(NamedTuple):
@@ -34,9 +40,9 @@ class _ServerSetting(NamedTuple):
 _SETTINGS = {
     "autoCreateTopicEnable": _ServerSetting("auto_create", _truth, "true or false"),
     "enablePropertyFilter": _ServerSetting("sql92", _truth, "true or false"),
-    "transactionCheckInterval": _ServerSetting("check_interval_s", _seconds, "a number of milliseconds"),
-    "transactionTimeOut": _ServerSetting("transaction_timeout_s", _seconds, "a number of milliseconds"),
-    "transactionCheckMax": _ServerSetting("check_max", int, "a number"),
+    "transactionCheckInterval": _ServerSetting("check_interval_s", _seconds, "a number of milliseconds above 0"),
+    "transactionTimeOut": _ServerSetting("transaction_timeout_s", _seconds, "a number of milliseconds above 0"),
+    "transactionCheckMax": _ServerSetting("check_max", _count, "a number above 0"),
 }
 
 
