@@ -134,12 +134,13 @@ def backend_shop(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[Back
     ledger.create_all()
     with backend_of(name, tmp_path / "place") as backend:
         yield BackendShop(backend, ledger, Ledger(other))
-    for one in (engine, other):  # the answer to a broker's check may still be on its way
-        assert awaited(lambda: _lent(one) == 0)  # noqa: B023
-        one.dispose()
+    dispose(engine)
+    dispose(other)
 
 
-def _lent(engine: Engine) -> int:
-    """How many connections of a pool are in use."""
-    assert isinstance(engine.pool, QueuePool)
-    return engine.pool.checkedout()
+def dispose(engine: Engine) -> None:
+    """Once no connection is in use any more: the answer to a broker's check may still be on its way."""
+    pool = engine.pool
+    assert isinstance(pool, QueuePool)
+    assert awaited(lambda: pool.checkedout() == 0), pool.status()
+    engine.dispose()

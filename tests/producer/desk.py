@@ -21,7 +21,7 @@ from broker.producer import Producer
 from broker.store import engines
 from tests.backends.backend import Backend
 from tests.backends.kinds import NAMES, backend_of
-from tests.backends.shop import BackendShop
+from tests.backends.shop import BackendShop, dispose
 
 A_CASE = 100  # numbers of orders that each case may use
 INSERT = text("INSERT INTO orders (id) VALUES (:id)")
@@ -141,8 +141,8 @@ def desk_at(backend: Backend, url: URL, group: str = "shop") -> Iterator[Desk]:
     finally:
         gc.collect()  # sessions that a case dropped: behind dispose() nobody would close their connections
         desk.close()
-        engine.dispose()
-        other.dispose()
+        dispose(engine)
+        dispose(other)
 
 
 @contextmanager
