@@ -48,9 +48,13 @@ def check_session(session: Session, ledger: Ledger) -> Engine | Connection:
 
 
 def ledger_bind(session: Session, ledger: Ledger) -> Engine | Connection:
-    """What a session's ledger row is written to. Raises TransactionError when it has no such bind."""
+    """What a session's ledger row is written to. Raises TransactionError when it has no such bind.
+
+    Asked as for a statement that writes: a `get_bind()` that sends readers to followers, as SQLAlchemy's documents have
+    it, knows an UPDATE by its class, and not always an INSERT.
+    """
     try:
-        return session.get_bind(clause=ledger.rows)
+        return session.get_bind(clause=ledger.rows.update())
     except _unbound():
         raise TransactionError(
             "the session has no bind for the ledger's table: give it the ledger's engine, Session(engine)"

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import Delete, Engine, Update, create_engine, event, text
+from sqlalchemy.orm import Session
 
 import broker
 from broker.enlisting.ledger_key import LEDGER_KEY
+from broker.errors import TransactionError
 from broker.live import LiveStore
 from broker.local_transaction import SessionTransaction
 from broker.transaction.events import TransactionState
@@ -63,6 +65,30 @@ def test_a_session_of_flask_finds_a_ledger_by_its_bind_key(store: LiveStore, tmp
         for engine in db.engines.values():
             engine.dispose()
     assert store.queues("orders")
+
+
+def test_a_session_that_reads_from_a_follower_writes_its_row_to_the_leader(
+    backend_shop: BackendShop, tmp_path: Path
+) -> None:
+    """As SQLAlchemy's documents route a session: it was refused, since the ledger was looked for where it reads."""
+    follower = create_engine(f"sqlite:///{tmp_path}/follower.db")
+
+    class Routing(Session):
+        def get_bind(self, *_: Any, clause: Any = None, **_named: Any) -> Engine:
+            is_written = self._flushing or isinstance(clause, (Update, Delete)) or "INSERT" in str(clause)
+            return backend_shop.ledger.engine if is_written else follower
+
+    producer = backend_shop.producer()
+    with Routing() as session:
+        producer.send(broker.Message("orders", b"1"), session)
+        save(session, 1)
+        session.commit()
+        session.execute(text("SELECT 1"))
+        producer.send(broker.Message("orders", b"2"), session)
+        with pytest.raises(TransactionError, match="also has a connection to"):
+            session.commit()
+    follower.dispose()
+    assert backend_shop.orders() == backend_shop.announced() == [1]
 
 
 def test_a_message_costs_the_database_no_more_than_its_row(backend_shop: BackendShop) -> None:
