@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -112,3 +113,16 @@ def test_the_largest_files() -> None:
     """A segment of 2 GiB less 8 bytes is RocketMQ's largest; nothing is made here."""
     layout = StoreLayout(segment_bytes=(1 << 31) - 8, consume_queue_bytes=20 * 107_374_182, index_slots=1 << 28)
     assert layout.segment_bytes == 2_147_483_640
+
+
+@pytest.mark.parametrize("name", ["segment_bytes", "consume_queue_bytes", "state_table_bytes", "index_slots"])
+def test_a_store_file_without_one_of_the_sizes_is_damaged(name: str, tmp_path: Path) -> None:
+    """The default stood in for it: new files of queues and slots lay between those that were there."""
+    with broker.open(tmp_path / "store", layout=StoreLayout.small(), sync="os") as store:
+        store.append(broker.Message("orders", b"paid"))
+    file = tmp_path / "store" / "checkback" / "store.json"
+    content = json.loads(file.read_text())
+    del content["layout"][name]
+    file.write_text(json.dumps(content))
+    with pytest.raises(broker.CorruptStore, match=rf"store\.json is damaged \(it has no '{name}'\)\. Put it back"):
+        broker.open(tmp_path / "store", sync="os")

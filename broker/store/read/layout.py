@@ -149,7 +149,10 @@ class StoreFile:
             version = content["version"]
             if version in (_VERSION, _VERSION_OF_ENGINE):
                 transactions = str(content["transactions"]) if version == _VERSION_OF_ENGINE else STATE_TABLE
-                return cls(f"{int(content['id'], 16):032x}", StoreLayout(**content["layout"]), transactions)
+                layout = StoreLayout(**content["layout"])
+                for name in asdict(layout):  # the default of a size that is not stated is another store's
+                    _ = content["layout"][name]
+                return cls(f"{int(content['id'], 16):032x}", layout, transactions)
         except (KeyError, TypeError, ValueError, RecursionError, BrokerError) as error:
             text = f"{path} is damaged ({_reason(error)}). Put it back from a copy of the store"
             raise CorruptStore(text, path=path) from error
