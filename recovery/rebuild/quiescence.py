@@ -42,7 +42,8 @@ def check_still(
     before = shape(disk, path)
     wait(still_s)
     if shape(disk, path) != before:
-        raise StoreLocked(f"{path} changed within {still_s:.0f} seconds: a broker is at work on it. {_SAY}", path=path)
+        text = f"{path} changed within {still_s:.0f} seconds: a broker, or another command, is at work on it"
+        raise StoreLocked(f"{text}. {_SAY}", path=path)
 
 
 @contextmanager

@@ -360,7 +360,7 @@ def test_nobody_else_may_be_at_work_on_it(golden_copy: Callable[[str], Path], tm
             file.write(file.read(8)[:0] + b"\0")
             os.utime(file.name)
 
-    with pytest.raises(StoreLocked, match="changed within"):
+    with pytest.raises(StoreLocked, match="a broker, or another command, is at work on it"):
         check_still(str(path), Disk(), broker_is_stopped=True, wait=grow)
 
 
