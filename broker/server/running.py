@@ -165,7 +165,9 @@ class Server:
             self._store_thread = StoreThread(store.writer.settle, self._deliver, waits=store.writer.sync != "os")
             undone.callback(self._store_thread.close)
             self._group_thread = TurnThreads(1, "checkback-serve-group", self._deliver)
+            undone.callback(self._group_thread.pool.shutdown)
             self._readers = TurnThreads(_READERS, "checkback-serve-read", self._deliver)
+            undone.callback(self._readers.pool.shutdown)
             loops = {"loop": self._run, "tick": self._tick, "check": self._check}
             self._threads = LoopThreads(self._is_stopping, loops)
             undone.pop_all()
@@ -392,8 +394,6 @@ def start(store: LiveStore, settings: ServerSettings, resolver: Resolver | None 
     """Serve a store; it listens when this returns. Raises BrokerError, StoreError for one that was closed."""
     store.writer.check_open()
     server = Server(store, settings, resolver)
-    log.info(
-        "process %d serves %s on %s (%s)", os.getpid(), store.path, server.address, server.loop,
-        extra=event("serving", store=store.path),
-    )  # fmt: skip
+    values = os.getpid(), store.path, server.address, server.loop
+    log.info("process %d serves %s on %s (%s)", *values, extra=event("serving", store=store.path))
     return server

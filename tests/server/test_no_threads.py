@@ -9,11 +9,15 @@ import pytest
 import broker
 
 
-@pytest.mark.parametrize("name", ["append", "fsync", "loop", "tick", "check"])
+@pytest.mark.parametrize("name", ["append", "fsync", "group_0", "read_0", "read_1", "loop", "tick", "check"])
 def test_a_server_that_gets_too_few_threads_leaves_none_behind(
     store: broker.LiveStore, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Nor a port, nor a member of the groups: the next one on the store starts as if nothing had been."""
+    """Nor a port, nor a member of the groups: the next one on the store starts as if nothing had been.
+
+    The threads for groups and reads were begun by requests: one that came meanwhile was called a defect, and the next
+    ones of its connection had no answer, ever.
+    """
     start = threading.Thread.start
 
     def limited(thread: threading.Thread) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
@@ -20,8 +21,8 @@ class TurnThreads:
     """A pool of threads. All of it runs in the event loop but the work itself."""
 
     def __init__(self, number: int, name: str, deliver: Deliver) -> None:
-        """`deliver` takes results into the event loop."""
-        self.pool = ThreadPoolExecutor(number, name)
+        """`deliver` takes results into the event loop. Raises RuntimeError where the system has no thread to give."""
+        self.pool = _started(number, name)
         self._number, self._deliver = number, deliver
         self._turns: Counter[Any] = Counter()  # by connection, those that are in the pool
         self._waiting: dict[Any, deque[_Piece]] = {}
@@ -59,3 +60,16 @@ class TurnThreads:
                 del self._turns[connection]
         if waiting:
             self._waiting[connection] = waiting
+
+
+def _started(number: int, name: str) -> ThreadPoolExecutor:
+    """A pool whose threads are all there. One that is begun for a request may fail with it, and do it all the same."""
+    pool, are_there = ThreadPoolExecutor(number, name), threading.Barrier(number)
+    try:
+        for _ in range(number):
+            pool.submit(are_there.wait)
+    except BaseException:
+        are_there.abort()
+        pool.shutdown()
+        raise
+    return pool
