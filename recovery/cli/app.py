@@ -224,6 +224,8 @@ def _sentences() -> Iterator[None]:
         needed = missing_extra(error) if isinstance(error, ModuleNotFoundError) else None
         if needed is not None:
             fail(needed, USAGE)
+        if isinstance(error, RuntimeError) and "start new thread" in str(error):
+            fail("The system gives this process no more threads: see ulimit -u, and pids.max of its cgroup.", DEFECT)
         text = f"checkback has a defect here: {type(error).__name__}: {error}. See the details with {DEBUG}=1"
         fail(text, DEFECT)
 

@@ -284,6 +284,7 @@ ENDS = {
     "interrupted in a class": (caused(RuntimeError("in a class"), KeyboardInterrupt()), 130, "Interrupted."),
     "full": (OSError(28, "No space left on device", "/var/x"), 2, "/var/x: No space left on device"),
     "memory": (MemoryError(), 70, "not enough memory"),
+    "threads": (RuntimeError("can't start new thread"), 70, "no more threads"),
     "defect": (ZeroDivisionError("oh"), 70, "ZeroDivisionError: oh"),
     "runtime": (RuntimeError("oh"), 70, "RuntimeError: oh"),
     "recursion": (RecursionError("deep"), 70, "RecursionError: deep"),
