@@ -26,7 +26,7 @@ from broker.store.shared.group_file import GroupFile
 if TYPE_CHECKING:
     from broker.live import LiveStore
 
-_FULL_EVERY_S = 60.0
+_AGAIN_S = 60.0
 
 log = logging.getLogger("broker.server")
 
@@ -71,7 +71,7 @@ class ServerContext:
     places: WeakKeyDictionary[Peer, int] = field(default_factory=WeakKeyDictionary)  # cells that a connection took
     is_wiped: bool = False  # no topic is offered for writing. RocketMQ: wipeWritePerm
     started_ms: int = 0
-    full_s: float = -math.inf  # when it was last logged that there is no room, by the monotonic clock
+    logged_s: dict[str, float] = field(default_factory=dict)  # when it was last logged what there is none of
 
     def failed(self, what: str, error: Exception) -> None:
         """Log that something failed in the background; it is tried again."""
@@ -85,10 +85,21 @@ class ServerContext:
 
     def is_full(self, error: StoreFull) -> None:
         """Log that there is no room for what clients send, once a minute; they are answered, but an end is oneway."""
-        now_s = time.monotonic()
-        if now_s - self.full_s >= _FULL_EVERY_S:
-            self.full_s = now_s
+        if self._is_to_be_logged("room"):
             log.warning("what clients send is refused: %s", error, extra=event("store-full", store=self.store.path))
+
+    def has_no_memory(self) -> None:
+        """Log that a request was refused for want of memory, once a minute."""
+        if self._is_to_be_logged("memory"):
+            text = "requests are refused: this process gets no more memory"
+            log.warning(text, extra=event("request-failed", store=self.store.path))
+
+    def _is_to_be_logged(self, what: str) -> bool:
+        now_s = time.monotonic()
+        is_due = now_s - self.logged_s.get(what, -math.inf) >= _AGAIN_S
+        if is_due:
+            self.logged_s[what] = now_s
+        return is_due
 
     def client_ids(self, group: str) -> list[str]:
         """The members of a group: clients of this server and of others of the store, and consumers without a server."""

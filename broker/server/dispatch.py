@@ -196,6 +196,9 @@ def refusal(context: ServerContext, command: RemotingCommand, error: BaseExcepti
     if isinstance(error, StoreFull):
         context.is_full(error)
         return command.answer(ResponseCode.SERVICE_NOT_AVAILABLE, str(error))
+    if isinstance(error, MemoryError):
+        context.has_no_memory()
+        return command.answer(ResponseCode.SYSTEM_BUSY, "[OVERLOAD] the server gets no more memory for this")
     if not isinstance(error, BrokerError):
         log.error("request %s failed", command.code, exc_info=error, extra=event("request-failed"))
         return command.answer(ResponseCode.SYSTEM_ERROR, f"the server has a defect here: {type(error).__name__}")

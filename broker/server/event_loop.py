@@ -38,8 +38,9 @@ def _reporting(loop: asyncio.AbstractEventLoop) -> asyncio.AbstractEventLoop:
 
     def report(_loop: asyncio.AbstractEventLoop, found: dict[str, Any]) -> None:
         error = found.get("exception")
-        text = "%s" if error is None else f"%s: {error}"
-        is_known = error is None or isinstance(error, OSError)
+        is_memory = isinstance(error, MemoryError)  # which says nothing
+        text = "%s" if error is None else f"%s: {'there is no more memory' if is_memory else error}"
+        is_known = error is None or is_memory or isinstance(error, OSError)
         log.warning(text, found["message"], exc_info=None if is_known else error, extra=event("background-failed"))
 
     loop.set_exception_handler(report)

@@ -14,6 +14,8 @@ import broker
 from broker.errors import StoreFull
 from broker.remoting.codes import RequestCode as Code
 from broker.remoting.codes import ResponseCode as Answer
+from broker.remoting.frames import FrameSplitter
+from broker.server.requests import pulls
 from tests.server.conftest import Connect, Serve
 from tests.server.wire_client import WireClient
 
@@ -54,6 +56,43 @@ def test_a_disk_without_room_is_logged_once_a_minute(
         assert client.request(Code.END_TRANSACTION, end).code == Answer.SERVICE_NOT_AVAILABLE
     logged = [one.message for one in caplog.records if "no space left" in one.message]
     assert logged == ["what clients send is refused: no space left on the device"]
+
+
+def test_a_lack_of_memory_is_no_defect_and_is_logged_once_a_minute(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each request was a traceback in the log, and its sender read of a defect."""
+    client = connect(serve())
+    client.publish("orders", b"lamp")
+
+    def fetch(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pulls, "_fetch", fetch)
+        for _ in range(3):
+            refused = client.answer(client.pull("billing", "orders"))
+            assert (refused.code, refused.remark) == (2, "[OVERLOAD] the server gets no more memory for this")
+    logged = [(one.message, one.exc_info) for one in caplog.records if "memory" in one.message]
+    assert logged == [("requests are refused: this process gets no more memory", None)]
+    assert client.pulled("billing", "orders")[0] == Answer.SUCCESS
+
+
+def test_a_connection_without_memory_is_closed_in_one_line(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = connect(serve())
+    client.publish("orders", b"lamp")
+
+    def feed(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FrameSplitter, "feed", feed)
+        client.socket.sendall(b"x")
+        assert client.is_closed()
+    logged = [one for one in caplog.records if "no more memory" in one.message]
+    assert [one.exc_info for one in logged] == [None]
 
 
 def test_another_form_is_refused(tmp_path: Path) -> None:
