@@ -20,7 +20,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from broker.errors import BrokerError
-from recovery.spark.shipping import CONNECT
+from recovery.spark.shipping import CONNECT, why_too_old
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,7 +46,8 @@ class SparkJobFailed(BrokerError):
 def check_installation() -> str:
     """The version of Spark that will run, as text.
 
-    Raises SparkNotReady without pyspark, without Java 17 or newer, or when another distribution wrote over pyspark.
+    Raises SparkNotReady without pyspark, with one before 4.1, without Java 17 or newer, or when another distribution
+    wrote over pyspark.
     """
     try:
         stated = version("pyspark")
@@ -59,6 +60,8 @@ def check_installation() -> str:
             "(pyspark-client, which the Spark provider of Airflow brings from 6.0 on) wrote over them. "
             "Make a new environment without it"
         )
+    if reason := why_too_old(found):
+        raise SparkNotReady(reason)
     check_java()
     return found
 

@@ -9,6 +9,7 @@ Executors need NumPy and PyArrow besides: from their own Python, or from a packe
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 import zipfile
 from collections.abc import Iterator
@@ -27,6 +28,9 @@ CONNECT = (
     "Give Spark's own master, such as spark://host:7077"
 )
 """Why a session of Spark Connect cannot be used, and what can."""
+
+SPARK_MIN = (4, 1)
+"""The oldest Spark that a session may be of, as pyproject.toml has it: 4.0 lacks what the jobs call."""
 
 _TIME = (1980, 1, 1, 0, 0, 0)  # the same code makes the same zip
 
@@ -67,9 +71,21 @@ def ship(spark: SparkSession) -> None:
     context.addPyFile(package(os.path.join(directory.name, "checkback.zip")))
 
 
+def why_too_old(version: str) -> str:
+    """Why a version of Spark is refused, in a sentence; empty where it is not."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found is None or (int(found[1]), int(found[2])) >= SPARK_MIN:
+        return ""
+    least = ".".join(map(str, SPARK_MIN))
+    return f"pyspark is {version}, and checkback needs {least} or newer. Install it: pip install 'pyspark>={least},<5'"
+
+
 def _check_session(spark: object) -> None:
+    from pyspark import __version__
     from pyspark.sql import SparkSession
 
+    if reason := why_too_old(__version__):
+        raise BrokerError(reason)
     if type(spark).__module__.startswith("pyspark.sql.connect."):
         raise BrokerError(f"this session is one of Spark Connect, which {CONNECT}")
     if not isinstance(spark, SparkSession):

@@ -17,7 +17,7 @@ import pytest
 
 import broker
 from broker.errors import BrokerError
-from recovery.spark import findings, rebuild, register, scan, sessions, stream, transactions, verify
+from recovery.spark import findings, rebuild, register, scan, sessions, shipping, stream, transactions, verify
 from recovery.spark.mapping import mapped
 from recovery.spark.sessions import SparkNotReady, check_installation, java_version
 from tests.house.tree import ROOT
@@ -65,6 +65,20 @@ def test_pyspark_that_another_distribution_wrote_over(monkeypatch: pytest.Monkey
     monkeypatch.setattr(sessions, "version", lambda _: "4.2.0")
     with pytest.raises(SparkNotReady, match=r"damaged: its metadata says 4\.2\.0.*pyspark-client"):
         check_installation()
+
+
+def test_a_spark_that_is_too_old(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With 4.0.1 a verification ended as a defect of checkback: KeyError."""
+    assert f'"pyspark>={".".join(map(str, shipping.SPARK_MIN))},<5"' in (ROOT / "pyproject.toml").read_text("utf-8")
+    assert not any(map(shipping.why_too_old, ("4.1.0", "4.1.0.dev0", "4.10.2", "5.0.0")))
+    broker.open(tmp_path / "shop.store").close()
+    monkeypatch.setattr(sessions, "version", lambda _: "4.0.1")
+    monkeypatch.setattr(pyspark, "__version__", "4.0.1")
+    refused = r"^pyspark is 4\.0\.1, and checkback needs 4\.1 or newer\. Install it: pip install 'pyspark>=4\.1,<5'$"
+    with pytest.raises(SparkNotReady, match=refused):
+        check_installation()
+    with pytest.raises(BrokerError, match=refused):
+        scan(None, tmp_path / "shop.store")  # type: ignore[arg-type] # a session of the user's own
 
 
 def test_no_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
