@@ -17,7 +17,7 @@ from broker.database.ledger_identity import DatabaseIdentity, difference
 from broker.database.statements import MYSQL_DIALECTS
 from broker.enlisting.attached_files import check_attached
 from broker.enlisting.sqlalchemy_enlistments import is_committing, is_in_autocommit, of_session
-from broker.enlisting.sqlalchemy_rows import autocommit_of_sqlite, check_no_stream, in_transaction
+from broker.enlisting.sqlalchemy_rows import autocommit_of_sqlite, check_no_stream, in_transaction, rows_of
 from broker.errors import BrokerError, TransactionError
 from broker.ledger import Ledger, executor
 
@@ -54,7 +54,7 @@ def ledger_bind(session: Session, ledger: Ledger) -> Engine | Connection:
     it, knows an UPDATE by its class, and not always an INSERT.
     """
     try:
-        return session.get_bind(clause=ledger.rows.update())
+        return session.get_bind(clause=rows_of(ledger).change)
     except _unbound():
         raise TransactionError(
             "the session has no bind for the ledger's table: give it the ledger's engine, Session(engine)"

@@ -46,6 +46,7 @@ class SqlAlchemyRows:
         self._table = table = _qualified(ledger)
         self._read_from(table)
         self._insert = table.insert()
+        self.change = ledger.rows.update()  # to ask a session where it would go; it is never executed
         self._finds_its_place = ledger.dialect == "postgresql" and table.schema is None
         if self._finds_its_place:
             self._insert = self._insert.returning(literal_column("tableoid"))
