@@ -21,8 +21,10 @@ from recovery.pipeline.splits import SPLIT_BYTES
 from recovery.pipeline.stages import Executor, InspectedLog, inspect_log, join_transactions
 from recovery.pipeline.store_location import LogManifest, filesystem_of, path_within
 from recovery.pipeline.transaction_rows import TRANSACTIONS, write_rows
+from recovery.scan.scanner import Damage
 from recovery.transactions.digest import Digest
 from recovery.transactions.outcomes import STATE_NAMES
+from recovery.verify.causes.log_short import short_log
 
 MANIFEST = "_checkback.json"
 _URI = re.compile(r"(\w+://)(?:([^/@:]*)(?::[^/@]*)?@)?(.*)", re.DOTALL)  # s3://KEY:SECRET@bucket; abfs://container@...
@@ -154,6 +156,9 @@ def _manifest(
         digest.total += result.digest
         for state, count in result.states.items():
             states[STATE_NAMES[TransactionState(state)]] += count
+    files = inspected.log.place.files(inspected.log.watermark)
+    short = short_log(files, inspected.end_offset, inspected.damages)
+    lost = [] if short is None else [Damage(short.kind, short.commitlog_offset, 0, short.text, short.file)]
     return TransactionFiles(
         path=out,
         store=path,
@@ -167,7 +172,7 @@ def _manifest(
         bad_crcs=sum(summary.findings.counts["crc-mismatch"] for summary in inspected.summaries),
         damages=[
             {"kind": one.kind, "commitlog_offset": one.commitlog_offset, "size": one.size, "file": one.file}
-            for one in inspected.damages
+            for one in (*inspected.damages, *lost)
         ],
         seconds=round(time.monotonic() - started, 3),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import gzip
+import json
 import os
 import shutil
 import signal
@@ -285,3 +286,22 @@ def test_a_rebuild_that_is_terminated_leaves_no_temporary_files(tmp_path: Path, 
             break
     assert (running.returncode, printed, said) == (130, "", "checkback: Interrupted.\n")
     assert list(temporary.iterdir()) == []
+
+
+def test_a_log_that_lacks_its_end_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], golden_copy: Callable[[str], Path]
+) -> None:
+    """Transactions whose ends were lost with it are in doubt in the files, and those behind it are not there."""
+    store = golden_copy(STORE)
+    (segment,) = (store / "commitlog").iterdir()
+    size = segment.stat().st_size
+    os.truncate(segment, 697_083)
+    os.truncate(segment, size)
+    for path in (segment, *(store / "consumequeue").rglob("*")):
+        os.utime(path, (0, 0))  # nobody writes it
+    ran = command(capsys, "transactions", store, tmp_path / "out")
+    assert "The log has 1 damaged place(s)" in ran.out
+    assert "transactions may be missing" in ran.out
+    ran = command(capsys, "transactions", store, tmp_path / "json", "--json")
+    (damage,) = json.loads(ran.out)["damages"]
+    assert (damage["kind"], damage["commitlog_offset"]) == ("log-short", 697_083)
