@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import broker
 from broker.errors import StoreFull
 from broker.format.sysflag import TransactionType
 from broker.store.disk.files import Disk
@@ -123,3 +126,20 @@ def test_mode_os_flushes_without_room_for_the_next_segment(tmp_path: Path, monke
     store.upkeep._care()
     assert store.control[Word.DURABLE] >= placed.end
     store.close()
+
+
+@pytest.mark.parametrize("work", ["_care", "_share", "_sync"])
+def test_a_lack_of_memory_ends_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str) -> None:
+    """No checkpoint was written any more, and nothing flushed that nobody waits for, however much there was later."""
+    is_again, calls = threading.Event(), itertools.count()
+
+    def fails(_self: BackgroundTasks) -> None:
+        if next(calls):
+            is_again.set()
+        raise MemoryError
+
+    fails.__name__ = work
+    monkeypatch.setattr(BackgroundTasks, work, fails)
+    with broker.open(tmp_path / "store", sync="group") as store:
+        store.append(broker.Message("orders", b"x"))
+        assert is_again.wait(20)

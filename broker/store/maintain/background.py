@@ -123,7 +123,8 @@ class BackgroundTasks:
             return  # an interrupt in the `start` of another, which did begin: nobody could tell
         try:
             while not stop.wait(every_s) and self._release is None:
-                with contextlib.suppress(BrokerError):  # a full disk, a store that failed: the next append says so
+                # A full disk, a store that failed: the next append says so. No memory: the next round may get some.
+                with contextlib.suppress(BrokerError, MemoryError):
                     work()
         except ValueError:  # of memory that is mapped no more
             if not stop.is_set():
