@@ -102,10 +102,10 @@ def session(
 
     `memory` is the heap of the driver and of each executor, as Spark writes it (`4g`); `app` the name that its pages
     show. None is what spark-submit was given, else local[*], 1g, checkback. `config` are further settings of Spark,
-    which win; a secret among them is on no command line. Workers run the Python of this process, logs are quiet, on one
-    machine Spark listens on the loopback only, and the session knows the format `rocketmq-commitlog`. Raises
-    SparkNotReady for a Spark Connect server, for what is not a master, without a right installation (see
-    `check_installation`) and when Spark does not start.
+    which win; a secret among them is on no command line. Workers run the Python that `spark.pyspark.python` in `config`
+    or PYSPARK_PYTHON names, else that of this process; logs are quiet, on one machine Spark listens on the loopback
+    only, and the session knows the format `rocketmq-commitlog`. Raises SparkNotReady for a Spark Connect server, for
+    what is not a master, without a right installation (see `check_installation`) and when Spark does not start.
     """
     submitted = _submitted()
     master = submitted.get("spark.master", "local[*]") if master is None else master
@@ -120,7 +120,7 @@ def session(
     from pyspark.sql import SparkSession
 
     local = master.startswith("local")
-    _ready_environment(local=local)
+    _ready_environment(local=local, python=(config or {}).get("spark.pyspark.python"))
     given = {} if memory is None else dict.fromkeys(_MEMORY, memory)
     given |= {"spark.master": master, "spark.app.name": app or submitted.get("spark.app.name") or "checkback"}
     settings: dict[str, Any] = {**_settings(local=local), **submitted, **given, **(config or {})}
@@ -195,8 +195,8 @@ def running(
     try:
         yield made
     except (PySparkException, Py4JError, ConnectionError) as error:  # the last where the driver's JVM is gone
-        text = f"Spark gave up the job: {why_given_up(str(error))}"
-        raise SparkJobFailed(f"{text}. Run it again; Spark's own log has the details") from error
+        reason = why_given_up(str(error))
+        raise SparkJobFailed(f"Spark gave up the job: {reason}. {_step_after(reason)}") from error
     finally:
         if before is None:
             with contextlib.suppress(OSError, Py4JError):
@@ -217,6 +217,12 @@ def why_given_up(text: str) -> str:
     return "the Java process of the driver ended" if has_ended else lines[0]
 
 
+def _step_after(reason: str) -> str:
+    if reason.startswith(("ModuleNotFoundError", "ImportError")):
+        return "Install it for the Python of the workers, or name another Python by spark.pyspark.python"
+    return "Run it again; Spark's own log has the details"
+
+
 def _start_jvm(settings: Mapping[str, str]) -> None:
     """Start the driver's JVM without its secrets, if there are any; the session hands them over by Py4J.
 
@@ -231,11 +237,14 @@ def _start_jvm(settings: Mapping[str, str]) -> None:
         SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001
 
 
-def _ready_environment(*, local: bool) -> None:
-    """What Spark reads from the environment before its JVM starts; what a user set stays."""
+def _ready_environment(*, local: bool, python: str | None) -> None:
+    """What Spark reads from the environment before its JVM starts; what a user set stays.
+
+    `python` is what a program names for the workers: PySpark (4.3.0) reads it in the environment alone.
+    """
     # Py4J logs what it raises, with a traceback: a Ctrl-C that comes while it waits for the JVM would show one.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ["PYSPARK_PYTHON"] = python or os.environ.get("PYSPARK_PYTHON") or sys.executable
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     if local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

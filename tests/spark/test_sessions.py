@@ -269,6 +269,40 @@ def test_a_job_that_spark_gives_up_ends_with_a_sentence(spark: SparkSession) -> 
     assert spark.range(3).count() == 3
 
 
+def test_the_workers_run_the_python_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The setting was without effect, and without a word: PySpark reads the environment alone."""
+
+    def fail(_: object) -> None:
+        raise RuntimeError("far enough")
+
+    monkeypatch.setattr(sessions, "_start_jvm", fail)
+    for before, named, expected in (
+        (None, {}, sys.executable),
+        ("/opt/python", {}, "/opt/python"),
+        ("/opt/python", {"spark.pyspark.python": "./env/bin/python"}, "./env/bin/python"),
+    ):
+        monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+        if before is not None:
+            monkeypatch.setenv("PYSPARK_PYTHON", before)
+        with pytest.raises(SparkNotReady, match="far enough"):
+            sessions.session("local[2]", config=named)
+        assert os.environ["PYSPARK_PYTHON"] == expected
+
+
+def test_a_module_that_the_workers_lack_is_to_be_installed(spark: SparkSession) -> None:
+    """To run it again, as the sentence said, does not help."""
+
+    def load(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import not_on_workers  # type: ignore[import-not-found] # noqa: F401 - as it ought to be
+
+        yield from batches
+
+    sentence = r"ModuleNotFoundError: No module named 'not_on_workers'\. Install it for the Python of the workers"
+    with pytest.raises(sessions.SparkJobFailed, match=sentence), sessions.running() as running:
+        mapped(running.range(1), load, "id bigint").toArrow()
+    assert spark.range(3).count() == 3
+
+
 WITHOUT_JAVA = """
 from pyspark import SparkContext
 from recovery.spark import sessions
