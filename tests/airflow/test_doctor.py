@@ -16,7 +16,7 @@ import pytest
 
 import broker
 from recovery import hanging
-from recovery.airflow.operating.doctor import OK, WARN, WRONG, Look, examine, of_looks
+from recovery.airflow.operating.doctor import OK, WARN, WRONG, Sighted, examine, of_looks
 from recovery.airflow.operating.sight import SightOperator, SightTrigger, sight_of, why_not_seen
 from recovery.airflow.settings import StoreSettings
 from recovery.airflow.workflows import doctor
@@ -173,9 +173,9 @@ def test_a_task_that_waits_for_a_worker_hides_nothing() -> None:
     """For a queue that no worker serves nothing was said of any other, nor of the queue; nor by a later run."""
     sight = {"host": "vm", "uid": 0, "stores": {"shop": ""}}
     looks = [
-        Look("triggerer", "success", "default", sight),
-        Look("worker.hdd", "failed", "hdd", None),
-        Look("worker.sdd", "queued", "sdd", None),
+        Sighted("triggerer", "success", "default", sight),
+        Sighted("worker.hdd", "failed", "hdd", None),
+        Sighted("worker.sdd", "queued", "sdd", None),
     ]
     late = "its task did not end in 90 s, it is"
     assert [(one.state, one.what) for one in of_looks(looks, False, 90, doctor.DAG_ID)] == [
@@ -185,9 +185,9 @@ def test_a_task_that_waits_for_a_worker_hides_nothing() -> None:
     ]
     *_, last = of_looks(looks, False, 90, doctor.DAG_ID)
     assert last.next_step == "see whether a worker of the queue sdd runs, and is free"
-    (last,) = of_looks([Look("triggerer", "deferred", "default", None)], False, 90, doctor.DAG_ID)
+    (last,) = of_looks([Sighted("triggerer", "deferred", "default", None)], False, 90, doctor.DAG_ID)
     assert (last.what, "the triggerer runs" in last.next_step) == (f"triggerer: {late} deferred", True)
-    (last,) = of_looks([Look("triggerer", None, "default", None)], False, 90, doctor.DAG_ID)
+    (last,) = of_looks([Sighted("triggerer", None, "default", None)], False, 90, doctor.DAG_ID)
     assert (last.state, "did not begin in 90 s" in last.what) == (WARN, True)
     assert doctor.make([StoreSettings(name="shop", path="/x")]).max_active_runs > 1
 

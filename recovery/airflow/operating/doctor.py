@@ -54,7 +54,7 @@ class Examined:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Sighted:
     """A task of the DAG `checkback.doctor`, and what it saw; None where it did not say."""
 
     task: str
@@ -276,7 +276,7 @@ def _sights(run_s: float) -> Iterator[Examined]:
     yield from of_looks(*_looks(DAG_ID, str(run.run_id), run_s) if run is not None else ([], False), run_s, DAG_ID)
 
 
-def of_looks(looks: Sequence[Look], is_over: bool, run_s: float, dag_id: str) -> Iterator[Examined]:
+def of_looks(looks: Sequence[Sighted], is_over: bool, run_s: float, dag_id: str) -> Iterator[Examined]:
     """What the tasks of a run saw; of one that waits for a worker who is to serve it. Pure."""
     step = "the worker or the triggerer must mount that directory at the same path, with the same user"
     if not any(one.state for one in looks):
@@ -304,7 +304,7 @@ def _seen(component: str, stores: Mapping[str, str], step: str) -> Iterator[Exam
         yield Examined(WRONG, f"{name}, {component}: {why}", step)
 
 
-def _looks(dag_id: str, run_id: str, run_s: float) -> tuple[list[Look], bool]:
+def _looks(dag_id: str, run_id: str, run_s: float) -> tuple[list[Sighted], bool]:
     """The tasks of a run when it is over, or has taken too long, and whether it is over."""
     from airflow.models.dagrun import DagRun
     from airflow.models.taskinstance import TaskInstance
@@ -325,7 +325,7 @@ def _looks(dag_id: str, run_id: str, run_s: float) -> tuple[list[Look], bool]:
                 rows = session.execute(values.where(value.key == "return_value")).all()
                 seen = {name: json.loads(text) if isinstance(text, str) else text for name, text in rows}
                 found = session.execute(tasks.order_by(task.task_id)).all()
-                return [Look(name, state, queue, seen.get(name)) for name, state, queue in found], is_over
+                return [Sighted(name, state, queue, seen.get(name)) for name, state, queue in found], is_over
         time.sleep(_POLL_S)
 
 
