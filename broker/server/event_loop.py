@@ -7,6 +7,8 @@ import contextlib
 import logging
 import os
 import socket
+import time
+from collections.abc import Callable
 from typing import Any
 
 from broker.errors import BrokerError
@@ -15,6 +17,7 @@ from broker.log_fields import event
 LOOPS = ("auto", "asyncio", "uvloop")
 _BACKLOG = 512
 _CLOSE_S = 1.0
+_MEMORY_S = 0.05
 
 log = logging.getLogger("broker.server")
 
@@ -66,6 +69,20 @@ class _Listening(socket.socket):
 def loop_name(loop: asyncio.AbstractEventLoop) -> str:
     """The library that a loop is of."""
     return type(loop).__module__.partition(".")[0]
+
+
+def hand_over(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+    """Have a loop call something soon, for any other thread; waits while there is no memory for that.
+
+    What was stored is to be answered, and the thread that stored it goes on.
+    """
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        while True:
+            try:
+                loop.call_soon_threadsafe(call)
+                return
+            except MemoryError:
+                time.sleep(_MEMORY_S)
 
 
 async def write_all(writer: asyncio.StreamWriter, data: bytes) -> None:

@@ -38,7 +38,7 @@ from broker.server.connection import Connection
 from broker.server.context import Refused, Request, ServerContext
 from broker.server.counters import Counters
 from broker.server.dispatch import Lane, Route, admitted, refusal
-from broker.server.event_loop import backlog_of, listening_socket, loop_name, new_event_loop
+from broker.server.event_loop import backlog_of, hand_over, listening_socket, loop_name, new_event_loop
 from broker.server.group_positions import GroupPositions
 from broker.server.metrics import MetricsPage, Sample
 from broker.server.registration import Registration
@@ -308,8 +308,7 @@ class Server:
             for done, result in results:
                 done(result)
 
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            self._loop.call_soon_threadsafe(deliver)
+        hand_over(self._loop, deliver)
 
     def _finish(self, request: Request, result: Any) -> None:
         """Answer a request, or let it wait for something else."""

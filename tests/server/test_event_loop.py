@@ -8,6 +8,7 @@ import socket
 import struct
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -111,3 +112,22 @@ def test_who_does_not_wait_for_the_metrics_is_no_defect(
     server.close()
     assert "200 OK" in written[0]
     assert [one for one in caplog.records if one.levelno >= logging.ERROR] == []
+
+
+def test_an_answer_waits_for_memory_and_its_thread_goes_on(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that stores ended, and no send that was for it was answered any more."""
+    server = serve(loop="asyncio")
+    client, lacks = connect(server), [MemoryError(), MemoryError()]
+    call_soon = server._loop.call_soon_threadsafe
+
+    def poor(*given: Any) -> Any:
+        if lacks:
+            raise lacks.pop()
+        return call_soon(*given)
+
+    monkeypatch.setattr(server._loop, "call_soon_threadsafe", poor)
+    for topic in ("one", "another"):  # made by the thread
+        assert client.publish(topic, b"x").code == Answer.SUCCESS
+    assert not lacks
