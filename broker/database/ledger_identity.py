@@ -18,6 +18,7 @@ by what it lacks: see `recovery.checkback.ledgers.proof`.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple, Self
@@ -121,11 +122,16 @@ def _mysql(execute: Execute, dialect: str, table: str, schema: str | None) -> Ob
     named = schema or str(database or "")
     identity = DatabaseIdentity(dialect, variables.get("server_uuid") or place, database=named, schema=schema or "")
     read_only = variables.get("read_only", "OFF").upper() not in ("OFF", "0")
-    name = table.rpartition(".")[2].replace("`", "")
-    engines = execute(Sql(_MY_ENGINE, {"database": named, "name": name}))
+    engines = execute(Sql(_MY_ENGINE, {"database": named, "name": _last_name(table)}))
     text = f"{table} is a table of {{}}: its rows stay where their transaction is rolled back. Do ALTER TABLE {table}"
     unfit = f"{text.format(engines[0][0])} ENGINE=InnoDB" if engines else ""
     return Observed(identity, True, "it is a read-only replica" if read_only else "", unfit)
+
+
+def _last_name(table: str) -> str:
+    """The name of a table of MySQL as it is kept, of one that is quoted for a statement."""
+    found = re.search(r"`((?:[^`]|``)+)`$", table)
+    return table.rpartition(".")[2] if found is None else found[1].replace("``", "`")
 
 
 def _sqlite(execute: Execute, schema: str | None) -> Observed:

@@ -156,3 +156,18 @@ def test_a_table_whose_rows_say_nothing_of_their_transactions_is_refused(
             connection.execute(text(f"ALTER TABLE checkback_ledger {step}"))
         store.producer("shop", topics=["orders"], ledger=Ledger(engine))
     engine.dispose()
+
+
+@pytest.mark.parametrize("table", ["led.ger", "led`ger", "ledger"])
+def test_a_table_of_any_name_is_refused_so(mariadb_url: URL, tmp_path: Path, table: str) -> None:
+    """Of a name with a dot or a quote nothing was found, and a message without its order was delivered."""
+    engine = create_engine(mariadb_url)
+    schemas = (None, engine.url.database)
+    Ledger(engine, table=table).create_all()
+    with engine.begin() as connection:
+        connection.execute(text(f"ALTER TABLE `{table.replace('`', '``')}` ENGINE=MyISAM"))
+    with broker.open(tmp_path / "store") as store:
+        for ledger in (Ledger(engine, table=table, schema=schema) for schema in schemas):
+            with pytest.raises(TransactionError, match="is a table of MyISAM"):
+                store.producer("shop", topics=["orders"], ledger=ledger)
+    engine.dispose()
