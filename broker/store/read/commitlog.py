@@ -39,6 +39,7 @@ _WINDOW_BYTES = 1 << 20
 _NEAR_BYTES = 1 << 19  # of records that are wanted, and others between them
 _RECORD_BYTES = 4096  # most records fit: one read is enough
 _SEARCH_BYTES = 8 << 20  # how far behind a bad place a whole record is looked for
+_ZEROS = bytes(4096)
 _PAUSES_S = (0.0, 0.001, 0.004, 0.016)  # a writer copies a record of 4 MiB in a millisecond or two
 
 
@@ -327,6 +328,8 @@ class CommitLog:
     def _whole_record_follows(self, at: int) -> bool:
         """Whether a whole record that says its true offset follows a bad place: then the log did not end there."""
         data = self._queue.read(at, min(self._room(at), _SEARCH_BYTES))
+        if _is_zeros(data):  # as at the end of a log that grows, where a reader comes again and again
+            return False
         for mark in record_marks(data, 1):
             with contextlib.suppress(CorruptRecord):
                 decode(data, mark, commitlog_offset=at + mark)
@@ -372,6 +375,12 @@ def _near(places: Sequence[tuple[int, int]], first: int) -> int:
             break
         end = commitlog_offset + size
     return end
+
+
+def _is_zeros(data: bytes) -> bool:
+    """Whether nothing is there, in a tenth of the time that a search takes which finds nothing."""
+    whole = len(data) - len(data) % len(_ZEROS)
+    return all(data.startswith(_ZEROS, at) for at in range(0, whole, len(_ZEROS))) and not any(data[whole:])
 
 
 def _is_unfinished(record: Record) -> bool:
