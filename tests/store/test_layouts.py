@@ -126,3 +126,32 @@ def test_a_store_file_without_one_of_the_sizes_is_damaged(name: str, tmp_path: P
     file.write_text(json.dumps(content))
     with pytest.raises(broker.CorruptStore, match=rf"store\.json is damaged \(it has no '{name}'\)\. Put it back"):
         broker.open(tmp_path / "store", sync="os")
+
+
+@pytest.mark.parametrize("engine", ["state-table", "half-op"])
+@pytest.mark.parametrize("change", ["consume_queue_bytes", "state_table_bytes", "redo_log_bytes", "index_items", "id"])
+def test_a_store_file_that_was_edited_is_refused(change: str, engine: str, tmp_path: Path) -> None:
+    """New files of queues and slots lay between those that were there, and sends went on."""
+    with broker.open(tmp_path / "store", layout=StoreLayout.small(), transactions=engine, sync="os") as store:
+        store.append(broker.Message("orders", b"paid"))
+    file = tmp_path / "store" / "checkback" / "store.json"
+    content = json.loads(file.read_text())
+    if change == "id":
+        content["id"] = f"{int(content['id'], 16) ^ 1:032x}"
+    else:
+        content["layout"][change] *= 2
+    file.write_text(json.dumps(content))
+    with pytest.raises(broker.CorruptStore, match=r"store\.json is damaged \(it was edited, or lost a bit; the sizes"):
+        broker.open(tmp_path / "store", sync="os")
+
+
+def test_a_store_file_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    """It has no CRC."""
+    with broker.open(tmp_path / "store", layout=StoreLayout.small(), sync="os") as store:
+        store.append(broker.Message("orders", b"paid"))
+    file = tmp_path / "store" / "checkback" / "store.json"
+    content = json.loads(file.read_text())
+    del content["crc"]
+    file.write_text(json.dumps(content))
+    with broker.open(tmp_path / "store", sync="os") as store:
+        assert [record.body for record in store.records()] == [b"paid"]

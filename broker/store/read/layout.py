@@ -1,7 +1,8 @@
 """The sizes of a store's files: fixed when it is made, and known by every process that opens it.
 
-    STORE/checkback/store.json    {"version": 1, "id": "32 hexadecimal digits", "layout": {"segment_bytes": ...}}
-                                  {"version": 2, ..., "transactions": "half-op"}
+    STORE/checkback/store.json    {"version": 1, "id": "32 hexadecimal digits", "layout": {"segment_bytes": ...},
+                                   "crc": of all of this}
+                                  {"version": 2, ..., "transactions": "half-op", "crc": ...}
 
     broker.open("shop.store", layout=broker.StoreLayout.small())
 
@@ -13,7 +14,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Self
+from typing import Any, Self
+from zlib import crc32
 
 from broker.errors import BrokerError, CorruptStore, StoreError, shown
 from broker.format import consumequeue, index, redolog, statetable
@@ -152,6 +154,8 @@ class StoreFile:
                 layout = StoreLayout(**content["layout"])
                 for name in asdict(layout):  # the default of a size that is not stated is another store's
                     _ = content["layout"][name]
+                if "crc" in content and content["crc"] != _crc(content):  # a file of an earlier version has none
+                    raise ValueError("it was edited, or lost a bit; the sizes are fixed when a store is made")
                 return cls(f"{int(content['id'], 16):032x}", layout, transactions)
         except (KeyError, TypeError, ValueError, RecursionError, BrokerError) as error:
             text = f"{path} is damaged ({_reason(error)}). Put it back from a copy of the store"
@@ -164,7 +168,13 @@ class StoreFile:
         content = {"version": _VERSION, "id": self.store_id, "layout": asdict(self.layout)}
         if self.transactions != STATE_TABLE:
             content |= {"version": _VERSION_OF_ENGINE, "transactions": self.transactions}
-        return json.dumps(content, indent=1).encode()
+        return json.dumps(content | {"crc": _crc(content)}, indent=1).encode()
+
+
+def _crc(content: dict[str, Any]) -> int:
+    """Of what a store.json states: with other sizes new files would lie between those that are there."""
+    stated = {name: value for name, value in content.items() if name != "crc"}
+    return crc32(json.dumps(stated, sort_keys=True).encode())
 
 
 def _reason(error: Exception) -> str:
