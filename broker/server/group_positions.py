@@ -49,7 +49,7 @@ class GroupPositions:
         self._changes, self._looked_s = -1, 0.0
         self._resets: dict[Queue, Reset] = {}  # what clients learn with their next pulls
         self._fences: dict[Queue, int] = {}  # of the queues from which clients pull, since they know where they stand
-        self._fences_looked_s = 0.0
+        self._resets_looked_s = 0.0
 
     def close(self) -> None:
         with self._lock:
@@ -125,19 +125,20 @@ class GroupPositions:
                 self._members.pop(group).leave()
             for member in self._members.values():
                 member.beat()
+            if now_s - self._resets_looked_s < _LOOK_S:  # each look is at all clients of each reset, and commits wait
+                return
+            self._resets_looked_s = now_s
             self._notice_resets(now_s)
+            peers = {group: frozenset(self._peers_of(group)) for group in {place[0] for place in self._resets}}
             for place, reset in list(self._resets.items()):
-                if reset.is_over(now_s, _RESET_S):
-                    self._resets.pop(place, None)
+                if reset.is_over(peers[place[0]], now_s, _RESET_S):
+                    del self._resets[place]
 
     def _notice_resets(self, now_s: float) -> None:
         """Have clients learn where another process put their group: another server, or `checkback consumer --reset`.
 
         Without that they would go on, and with their next commit the reset would be gone. Under our lock.
         """
-        if now_s - self._fences_looked_s < _LOOK_S:
-            return
-        self._fences_looked_s = now_s
         for place, fence in list(self._fences.items()):
             if place[0] not in self._members:
                 del self._fences[place]

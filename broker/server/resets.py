@@ -8,7 +8,7 @@ RocketMQ 5.3.3 has the first pull alone learn of it (`queryThenEraseResetOffset`
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from broker.server.clients import Peer
 
@@ -43,9 +43,12 @@ class Reset:
         self._is_learned = True
         return not knows
 
-    def is_over(self, now_s: float, keep_s: float) -> bool:
-        """Whether nobody is left who may go on where they were; clients that are gone may come again for `keep_s`."""
-        for peer in [peer for peer in list(self._has_asked) if peer.is_closed]:
+    def is_over(self, peers: Container[Peer], now_s: float, keep_s: float) -> bool:
+        """Whether nobody is left of `peers`, the group's clients, who may go on where they were.
+
+        Clients that are gone, or left the group on a connection that stays, may come again for `keep_s` seconds.
+        """
+        for peer in [peer for peer in list(self._has_asked) if peer not in peers]:
             self._has_asked.pop(peer, None)
         if self._has_asked:
             self.until_s = now_s + keep_s

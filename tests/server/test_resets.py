@@ -318,3 +318,47 @@ def test_a_reset_ends_when_the_clients_that_did_not_learn_of_it_are_gone(
         time.sleep(0.5)
         assert server.context.positions.has_resets
     await_true(lambda: not server.context.positions.has_resets)
+
+
+@pytest.mark.parametrize("has_asked", [False, True])
+def test_a_reset_ends_when_its_clients_left_the_group_and_stay_connected(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch, has_asked: bool
+) -> None:
+    """A process has one connection for all its groups: until it ended, what was cloned to the group was dropped."""
+    monkeypatch.setattr(group_positions, "_RESET_S", 0.2)
+    server = serve()
+    client, monitor = connect(server), connect(server)
+    client.publish("orders", b"x")
+    client.heartbeat(consumer="billing", topics={"orders": "*"})
+    client.pulled("billing", "orders")
+    monitor.heartbeat(consumer="other", topics={"orders": "*"})
+    assert monitor.request(Code.INVOKE_BROKER_TO_RESET_OFFSET, RESET).code == Answer.SUCCESS
+    if has_asked:
+        assert monitor.request(Code.QUERY_CONSUMER_OFFSET, PLACE).ext == {"offset": "0"}
+    client.request(Code.UNREGISTER_CLIENT, {"clientID": "c1", "consumerGroup": "billing"})
+    await_true(lambda: not server.context.positions.has_resets)
+    commit = {"consumerGroup": "other", "topic": "orders", "queueId": 0, "commitOffset": 1}
+    assert monitor.request(Code.UPDATE_CONSUMER_OFFSET, commit).code == Answer.SUCCESS
+    clone = {"srcGroup": "other", "destGroup": "billing", "topic": "orders"}
+    assert monitor.request(Code.CLONE_GROUP_OFFSET, clone).code == Answer.SUCCESS
+    assert monitor.request(Code.QUERY_CONSUMER_OFFSET, PLACE).ext == {"offset": "1"}
+
+
+def test_a_reset_that_some_clients_never_learn_costs_little(store: broker.LiveStore) -> None:
+    """Clients divide the queues, and those without this one pull from others: 20 times a second each was looked at."""
+    store.append(broker.Message("orders", b"x"), queue_id=0)
+    place, peer, looks = ("billing", "orders", 0), cast(Peer, object()), list[str]()
+
+    def peers_of(group: str) -> list[Peer]:
+        looks.append(group)
+        return [peer]
+
+    with closing(GroupPositions(store, MemberKind.SERVER, peers_of)) as positions:
+        positions.commit(*place, 1)
+        positions.take_reset(*place, peer, 1)
+        positions.reset(*place, 0, is_online=True)
+        looks.clear()
+        for _ in range(20):
+            positions.keep(lambda: ["billing"])
+        assert looks == ["billing"]
+        assert positions.take_reset(*place, peer, 1) == 0
