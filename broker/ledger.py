@@ -24,6 +24,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
 
 from broker.database.arguments import check_table, is_async_engine, is_engine
 from broker.database.bound_ledger import COMMITTED, ROLLED_BACK, BoundLedger
@@ -244,8 +245,13 @@ def _is_in_memory(url: URL) -> bool:
 
 
 def _turns_locks_off(url: URL) -> str:
-    """The option of a URL in SQLite's own form by which no connection locks the file; empty: none."""
-    options = {name: str(value).lower() for name, value in url.query.items()}
+    """The option of a URL in SQLite's own form by which no connection locks the file; empty: none.
+
+    `URL.create` and Django have it in the name of the file.
+    """
+    file, _, stated = (url.database or "").partition("?")
+    stated_options = parse_qsl(stated) if file.startswith("file:") else []
+    options = {name: str(value).lower() for name, value in (*stated_options, *url.query.items())}
     for name in ("nolock", "immutable"):
         if options.get(name, "0") not in ("0", "no", "false", "off"):
             return f"{name}={options[name]}"

@@ -33,6 +33,16 @@ def test_a_file_of_sqlite_without_locks_is_refused(sqlite_url: URL, option: str)
     Ledger(create_engine(url.replace(option, "nolock=0&immutable=off&mode=rwc")))
 
 
+@pytest.mark.parametrize("option", ["nolock=1", "immutable=1", "vfs=unix-none"])
+def test_an_option_in_the_name_of_the_file_counts_as_one_of_the_url(sqlite_url: URL, option: str) -> None:
+    """`URL.create` and Django hand it on to SQLite as it is: the ledger was taken."""
+    url = sqlite_url.set(database=f"file:{sqlite_url.database}?mode=rwc&{option}", query={"uri": "true"})
+    with pytest.raises(BrokerError, match=f"{option} in the URL turns SQLite's locks off"):
+        Ledger(create_engine(url))
+    Ledger(create_engine(url.set(database=f"file:{sqlite_url.database}?mode=rwc")))
+    Ledger(create_engine(sqlite_url.set(database=f"{sqlite_url.database}?{option}")))  # a name like any other
+
+
 @pytest.mark.parametrize("dialect", ["duckdb", "mssql", "oracle", "cockroachdb", "redshift"])
 def test_another_kind_of_database_is_refused(sqlite_url: URL, dialect: str) -> None:
     """Messages were sent in it, and what a crash left in doubt could not be decided; redshift's keys are not unique."""
