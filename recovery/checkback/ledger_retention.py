@@ -11,17 +11,19 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
+from shlex import quote
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from broker.database.ledger_binding import KnownLedgers
 from broker.enlisting.ledger_key import LEDGER_KEY, key_time_ms
-from broker.errors import CorruptStore
+from broker.errors import CorruptStore, TransactionError
 from broker.live import LiveStore
 from broker.log_fields import event
 from recovery.checkback.ledger_resolver import LedgerResolver
 from recovery.checkback.ledgers.proof import WrongLedger
 from recovery.checkback.protocol import reason_alone
+from recovery.humanize import moment
 
 KEEP_MS = 30 * 86_400_000
 
@@ -35,6 +37,21 @@ def low_water_ms(store: LiveStore, now_ms: int, keep_ms: int = KEEP_MS) -> int:
     times = [made for key in keys if key and (made := key_time_ms(key)) is not None]
     store.sync_now()  # after the look: what was not in doubt then has its end on disk now
     return 0 if damaged else min([now_ms - keep_ms, *times])  # any row may be the one that it names
+
+
+def lowered_mark_ms(store: LiveStore, mark_ms: int, now_ms: int) -> int:
+    """What a mark in the future is set to: now, or above the keys in doubt that are below it.
+
+    The row of such a one may have been removed, and a tombstone would roll back what committed. What ended is not asked
+    for again. Raises TransactionError where nothing can be taken back, CorruptStore for a half message that cannot be
+    read.
+    """
+    keys = (half.properties.get(LEDGER_KEY, "") for half in store.transactions.in_doubt())
+    low_ms = max([now_ms, *(made + 1 for key in keys if (made := key_time_ms(key) or 0) < mark_ms)])
+    if low_ms >= mark_ms:
+        text = f"rows from before {moment(mark_ms)} UTC count as removed, and one in doubt was begun just before that"
+        raise TransactionError(f"{text}. Resolve it first: checkback pending {quote(store.path)} lists it")
+    return low_ms
 
 
 def expire_ledger(store: LiveStore, resolver: LedgerResolver, now_ms: int, keep_ms: int = KEEP_MS) -> int:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from shlex import quote
 
+import pytest
+
+from broker.errors import TransactionError
 from recovery.checkback.ledger_resolver import LedgerResolver
+from recovery.checkback.ledger_retention import expire_ledger
 from recovery.checkback.ledgers.doctor import accept, examine
 from recovery.checkback.ledgers.proof import LedgerEvidence
 from recovery.cli.shared import FINDINGS, WELL
@@ -44,13 +49,29 @@ def test_the_doctor_says_that_a_mark_is_in_the_future(shop: Shop, run_due: Calla
     assert (shop.check_back().rolled_back, shop.in_doubt()) == (1, 1), "the new one; the old one stays unknown"
 
 
-def test_a_mark_stays_above_the_half_messages_of_a_clock_that_was_ahead(shop: Shop) -> None:
-    """Their rows may have been removed: a tombstone would roll back what committed."""
-    shop.buy(1)
+def test_a_mark_stays_above_what_is_in_doubt_of_a_clock_that_was_ahead(shop: Shop) -> None:
+    """Its row may have been removed: a tombstone would roll back what committed."""
+    shop.buy_and_vanish(1, saved=False)
     mark_ms = _expire_in_the_future(shop)
     early_ms = mark_ms - 2 * YEAR_MS  # by this clock the half message is in the future
     accept(shop.store, shop.ledger, why="a clock", by="me", now_ms=early_ms)
-    assert early_ms < _mark(shop) <= shop.now_ms(), "just behind the newest half message"
-    again = accept(shop.store, shop.ledger, why="a clock", by="me", now_ms=early_ms)
-    assert not again.done
+    assert early_ms < _mark(shop) <= shop.now_ms(), "just behind the half message"
+    with pytest.raises(TransactionError, match=r"was begun just before that. Resolve it first: checkback pending "):
+        accept(shop.store, shop.ledger, why="a clock", by="me", now_ms=early_ms)
     assert all(line.ok for line in examine(shop.store, shop.ledger))
+
+
+def test_a_mark_is_set_back_though_the_application_worked_while_the_clock_was_ahead(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it sold by that clock was settled, and kept the mark where it was: the doctor named accept, in vain."""
+    resolver = LedgerResolver(shop.ledger, LedgerEvidence(shop.store))
+    with monkeypatch.context() as ahead:
+        ahead.setattr(time, "time_ns", lambda: time.clock_gettime_ns(time.CLOCK_REALTIME) + YEAR_MS * 1_000_000)
+        shop.buy(1)
+        assert expire_ledger(shop.store, resolver, shop.now_ms(), keep_ms=-1) == 1
+        shop.buy(2)
+    assert accept(shop.store, shop.ledger, why="a clock", by="me", now_ms=shop.now_ms()).done
+    assert all(line.ok for line in examine(shop.store, shop.ledger)), "nor are the rows that went missed"
+    shop.buy_and_vanish(4, saved=False)
+    assert shop.check_back(2 * YEAR_MS).rolled_back == 1, "the clock of the store goes on from where it was"

@@ -27,6 +27,7 @@ from broker.errors import CorruptStore, TransactionError
 from broker.ledger import COMMITTED, ROLLED_BACK, Ledger, executor
 from broker.live import LiveStore
 from recovery.checkback.ledger_resolver import LedgerResolver, check_file
+from recovery.checkback.ledger_retention import lowered_mark_ms
 from recovery.checkback.ledgers.database_errors import place
 from recovery.checkback.ledgers.lost_halves import halves, lacking
 from recovery.checkback.ledgers.proof import (
@@ -302,9 +303,9 @@ def accept(store: LiveStore, ledger: Ledger, *, why: str, by: str, now_ms: int, 
     - The database lacks rows that the store knows, or a standby took over: such rows are not evidence any more.
     - The store lacks the half messages of rows: `examine` does not report these again.
     - Retention removed rows of the future, since a clock was ahead: from now on a row that is not there says "rolled
-      back" again. What has a half message by now stays unknown: its row may have been there.
+      back" again. What is in doubt by now stays unknown: its row may have been there.
 
-    Raises WrongLedger when it is another database.
+    Raises WrongLedger when it is another database, TransactionError where what is in doubt holds the mark.
     """
     _check_why(why)
     evidence = LedgerEvidence(store)
@@ -352,10 +353,13 @@ def _missing(
         return _Acceptable(lost, "accepted", changes)
     if keys := _without_halves(store, ledger, known):
         return _Acceptable(_which_rows(keys), "accepted", noted={_THROUGH: keys[-1]})
-    if facts.mark_ms > now_ms:  # what the store has may have had a row that was removed: it stays below the mark
-        low_ms = max([now_ms, *((key_time_ms(key) or 0) + 1 for key in halves(store)[0])])
-        if low_ms < facts.mark_ms:
-            return _Acceptable(_which_mark(facts), f"only those from before {moment(low_ms)} UTC", mark_ms=low_ms)
+    if facts.mark_ms > now_ms:
+        low_ms = lowered_mark_ms(store, facts.mark_ms, now_ms)
+        committed = (key_time_ms(one.key) or 0 for one in LedgerEvidence(store).committed(known.binding.binding_id))
+        removed = (made for made in committed if made < facts.mark_ms)  # by retention: not missed as lost ones
+        changes = {"accepted_ms": max([known.accepted_ms, *(made + 1 for made in removed)]), "missing_key": ""}
+        after = f"only those from before {moment(low_ms)} UTC"
+        return _Acceptable(_which_mark(facts), after, changes, mark_ms=low_ms)
     return None
 
 
