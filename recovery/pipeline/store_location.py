@@ -35,6 +35,7 @@ from recovery.scan.store_files import StoreFiles
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".lz4": "lz4"}
 _COPY_BYTES = 4 << 20
+_OF_GOOGLE = ("gs://", "gcs://")  # the same to PyArrow
 _RETRY_OPTION, _RETRY_S = "retry_limit_seconds=", 30
 _OF_HADOOP = ("s3a", "s3n")  # what Spark's own readers call it
 _OF_HADOOP_FORM = re.compile(r"([a-z][a-z0-9+.-]+):(/[^/].*)")  # as Spark prints a path: file:/data/shop.store
@@ -240,7 +241,7 @@ def filesystem_of(path: str) -> tuple[Any, str]:
 
 def _with_a_limit(uri: str) -> str:
     """A URI whose client gives up. Google's goes on for 15 minutes, also without credentials, and heeds no Ctrl-C."""
-    if not uri.startswith("gs://") or _RETRY_OPTION in uri:
+    if not uri.startswith(_OF_GOOGLE) or _RETRY_OPTION in uri:
         return uri
     return f"{uri}{'&' if '?' in uri else '?'}{_RETRY_OPTION}{_RETRY_S}"
 

@@ -142,12 +142,13 @@ def test_a_packed_log_is_unpacked_as_it_was(suffix: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("uri", "limit_s"),
+    ("options", "limit_s"),
     [("", 30), ("?scheme=http", 30), ("?retry_limit_seconds=900", 900), ("?retry_limit_seconds=1", 1)],
 )
-def test_google_is_not_asked_for_a_quarter_of_an_hour(uri: str, limit_s: int) -> None:
+@pytest.mark.parametrize("scheme", ["gs", "gcs"])
+def test_google_is_not_asked_for_a_quarter_of_an_hour(scheme: str, options: str, limit_s: int) -> None:
     """Without credentials a command stood still for 15 minutes, and took neither Ctrl-C nor SIGTERM."""
-    filesystem, _ = filesystem_of(f"gs://anonymous@archive/shop.store{uri}")
+    filesystem, _ = filesystem_of(f"{scheme}://anonymous@archive/shop.store{options}")
     assert filesystem.__reduce__()[1][0]["retry_time_limit"].total_seconds() == limit_s
 
 
