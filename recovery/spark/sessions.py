@@ -120,13 +120,13 @@ def session(
     from pyspark.sql import SparkSession
 
     local = master.startswith("local")
-    _ready_environment(local=local, python=(config or {}).get("spark.pyspark.python"))
+    _ready_environment(local=local)
     given = {} if memory is None else dict.fromkeys(_MEMORY, memory)
     given |= {"spark.master": master, "spark.app.name": app or submitted.get("spark.app.name") or "checkback"}
     settings: dict[str, Any] = {**_settings(local=local), **submitted, **given, **(config or {})}
     builder = SparkSession.builder.config(map=settings)
     try:
-        with _ended_when_interrupted():
+        with _ended_when_interrupted(), _workers_run((config or {}).get("spark.pyspark.python")):
             _start_jvm(settings)
             started = builder.getOrCreate()
     except Exception as error:
@@ -237,14 +237,24 @@ def _start_jvm(settings: Mapping[str, str]) -> None:
         SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001
 
 
-def _ready_environment(*, local: bool, python: str | None) -> None:
-    """What Spark reads from the environment before its JVM starts; what a user set stays.
+@contextlib.contextmanager
+def _workers_run(python: str | None) -> Iterator[None]:
+    """Name the Python of a session's workers in the environment, where alone PySpark (4.3.0) reads it, as it starts.
 
-    `python` is what a program names for the workers: PySpark (4.3.0) reads it in the environment alone.
+    Of this session: the next one may name none.
     """
+    before = os.environ.get("PYSPARK_PYTHON") or sys.executable
+    os.environ["PYSPARK_PYTHON"] = python or before
+    try:
+        yield
+    finally:
+        os.environ["PYSPARK_PYTHON"] = before
+
+
+def _ready_environment(*, local: bool) -> None:
+    """What Spark reads from the environment before its JVM starts; what a user set stays."""
     # Py4J logs what it raises, with a traceback: a Ctrl-C that comes while it waits for the JVM would show one.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    os.environ["PYSPARK_PYTHON"] = python or os.environ.get("PYSPARK_PYTHON") or sys.executable
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     if local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

@@ -270,9 +270,14 @@ def test_a_job_that_spark_gives_up_ends_with_a_sentence(spark: SparkSession) -> 
 
 
 def test_the_workers_run_the_python_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The setting was without effect, and without a word: PySpark reads the environment alone."""
+    """The setting was without effect, and without a word: PySpark reads the environment alone.
+
+    Of a later session that names none it is not the Python.
+    """
+    at_start = []
 
     def fail(_: object) -> None:
+        at_start.append(os.environ["PYSPARK_PYTHON"])
         raise RuntimeError("far enough")
 
     monkeypatch.setattr(sessions, "_start_jvm", fail)
@@ -286,7 +291,8 @@ def test_the_workers_run_the_python_that_is_named(monkeypatch: pytest.MonkeyPatc
             monkeypatch.setenv("PYSPARK_PYTHON", before)
         with pytest.raises(SparkNotReady, match="far enough"):
             sessions.session("local[2]", config=named)
-        assert os.environ["PYSPARK_PYTHON"] == expected
+        assert at_start.pop() == expected
+        assert os.environ["PYSPARK_PYTHON"] == (before or sys.executable)
 
 
 def test_a_module_that_the_workers_lack_is_to_be_installed(spark: SparkSession) -> None:
