@@ -60,7 +60,7 @@ def test_the_bundle_parses_and_every_dag_survives_serialization(
     assert len(bag.dags) == (8 if HAS_APPROVALS else 7)
     for dag in bag.dags.values():
         again = DagSerialization.from_dict(json.loads(json.dumps(DagSerialization.to_dict(dag))))
-        assert again.max_active_runs == 1
+        assert again.max_active_runs == 1 or again.dag_id == "checkback.doctor"  # which reads alone
         assert len(again.doc_md) > 200
 
 

@@ -91,7 +91,7 @@ def test_every_dag_survives_serialization(looked_after: Callable[..., None]) -> 
     assert set(bag.dags) == {*(f"{store}.{work}" for store in ("shop", "other") for work in WORK), "checkback.doctor"}
     for one in bag.dags.values():
         again = DagSerialization.from_dict(json.loads(json.dumps(DagSerialization.to_dict(one))))
-        assert again.max_active_runs == 1
+        assert again.max_active_runs == 1 or again.dag_id == "checkback.doctor"  # which reads alone
         assert not again.catchup
         assert len(again.doc_md) > 200
         assert "checkback" in again.tags
