@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from broker.consuming.group.consumer_table import CELLS, UNSET
 from broker.consuming.group.members import MemberKind
@@ -49,6 +50,7 @@ class GroupPositions:
         self._changes, self._looked_s = -1, 0.0
         self._resets: dict[Queue, Reset] = {}  # what clients learn with their next pulls
         self._fences: dict[Queue, int] = {}  # of the queues from which clients pull, since they know where they stand
+        self._seen: dict[Queue, WeakSet[Peer]] = {}  # who asked for a queue, or pulled from it: may have its messages
         self._resets_looked_s = 0.0
 
     def close(self) -> None:
@@ -139,6 +141,9 @@ class GroupPositions:
 
         Without that they would go on, and with their next commit the reset would be gone. Under our lock.
         """
+        for place in list(self._seen):
+            if place[0] not in self._members:
+                self._seen.pop(place, None)
         for place, fence in list(self._fences.items()):
             if place[0] not in self._members:
                 del self._fences[place]
@@ -150,7 +155,7 @@ class GroupPositions:
             else:
                 with self.table.cells.lock:  # the fence comes first, and then the position
                     self._fences[place] = self._fence(place)
-                self._resets[place] = Reset(self._peers_of(place[0]), now_s + _RESET_S)
+                self._resets[place] = Reset(self._peers_at(place), now_s + _RESET_S)
 
     def _take_from_silent(self, place: Queue) -> None:
         """Make the lease void of a consumer that hung, or was killed, and whose queue clients have now.
@@ -243,13 +248,26 @@ class GroupPositions:
                 if is_pulled := place in self._fences:
                     self._fences[place] = self._fence(place)
             if is_online and not is_leased:
-                peers = self._peers_of(group) if is_pulled else ()
+                peers = self._peers_at(place) if is_pulled else ()
                 self._resets[place] = Reset(peers, time.monotonic() + _RESET_S)
 
     def asked(self, group: str, topic: str, queue_id: int, peer: Peer) -> None:
         """A client is answered where its group stands."""
+        self._see((group, topic, queue_id), peer)
         if (reset := self._resets.get((group, topic, queue_id))) is not None:
             reset.asked(peer)
+
+    def _see(self, place: Queue, peer: Peer) -> None:
+        if (seen := self._seen.get(place)) is None:
+            if len(self._seen) >= _FENCES_MAX:
+                return
+            seen = self._seen.setdefault(place, WeakSet())
+        seen.add(peer)
+
+    def _peers_at(self, place: Queue) -> list[Peer]:
+        """The clients of a group that may go on where they were in a queue: those that never had it go elsewhere."""
+        seen = self._seen.get(place)
+        return [peer for peer in self._peers_of(place[0]) if seen is None or peer in seen]
 
     def take_reset(self, group: str, topic: str, queue_id: int, peer: Peer, queue_offset: int) -> int | None:
         """Where a client must go on that pulls from `queue_offset`, once; None: from there.
@@ -258,6 +276,7 @@ class GroupPositions:
         of another server may have learned of the reset, and gone on.
         """
         place = group, topic, queue_id
+        self._see(place, peer)
         if place not in self._fences and len(self._fences) < _FENCES_MAX:
             self._fences[place] = self._fence(place)
         reset = self._resets.get(place)  # the event loop does it: without the lock

@@ -1,7 +1,8 @@
 """Which clients are yet to learn that their group was put elsewhere in a queue.
 
 The server does not know which client has a queue: clients divide them. One that lost it may have a pull that waits
-still, and one that has it may pull after minutes. So each client that was there learns of a reset by a pull of its own.
+still, and one that has it may pull after minutes. So each client that asked for the queue or pulled from it before
+learns of a reset by a pull of its own. One that never did goes on where it likes.
 RocketMQ 5.3.3 has the first pull alone learn of it (`queryThenEraseResetOffset`), before that all clients of the group
 (RESET_CONSUMER_CLIENT_OFFSET).
 """

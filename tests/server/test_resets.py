@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
-from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -25,6 +24,10 @@ from tests.server.processes import await_true
 
 PLACE = {"consumerGroup": "billing", "topic": "orders", "queueId": 0}
 RESET = {"topic": "orders", "group": "billing", "timestamp": 0, "isForce": "true"}
+
+
+class Client:
+    """One that is connected, in place of its connection."""
 
 
 def test_a_reset_reaches_clients_with_their_next_pull(serve: Serve, connect: Connect) -> None:
@@ -148,7 +151,7 @@ def test_no_commit_undoes_a_reset_that_is_not_noticed_yet(store: broker.LiveStor
     """Neither one that waits for its turn, nor that of a pull, which the event loop does itself."""
     for _ in range(3):
         store.append(broker.Message("orders", b"x"), queue_id=0)
-    place, peer = ("billing", "orders", 0), cast(Peer, SimpleNamespace(is_closed=False))
+    place, peer = ("billing", "orders", 0), cast(Peer, Client())
     with (
         closing(GroupPositions(store, MemberKind.SERVER, lambda _: [peer])) as positions,
         closing(Positions(store)) as other,
@@ -347,7 +350,7 @@ def test_a_reset_ends_when_its_clients_left_the_group_and_stay_connected(
 def test_a_reset_that_some_clients_never_learn_costs_little(store: broker.LiveStore) -> None:
     """Clients divide the queues, and those without this one pull from others: 20 times a second each was looked at."""
     store.append(broker.Message("orders", b"x"), queue_id=0)
-    place, peer, looks = ("billing", "orders", 0), cast(Peer, object()), list[str]()
+    place, peer, looks = ("billing", "orders", 0), cast(Peer, Client()), list[str]()
 
     def peers_of(group: str) -> list[Peer]:
         looks.append(group)
@@ -362,3 +365,22 @@ def test_a_reset_that_some_clients_never_learn_costs_little(store: broker.LiveSt
             positions.keep(lambda: ["billing"])
         assert looks == ["billing"]
         assert positions.take_reset(*place, peer, 1) == 0
+
+
+@pytest.mark.parametrize("had_it", [False, True])
+def test_a_client_that_never_had_the_queue_goes_on_where_it_likes(serve: Serve, connect: Connect, had_it: bool) -> None:
+    """It was given the queue weeks after the reset, and sought a place of its own: it was sent to the group's."""
+    server = serve()
+    before, now = connect(server, client_id="c1"), connect(server, client_id="c2")
+    for _ in range(5):
+        before.publish("orders", b"x")
+    for client in (before, now):
+        client.heartbeat(consumer="billing", topics={"orders": "*"})
+    before.pulled("billing", "orders", 4)
+    if had_it:  # it may have asked, and pull only now
+        assert now.request(Code.QUERY_CONSUMER_OFFSET, PLACE).code == Answer.SUCCESS
+    assert connect(server).request(Code.INVOKE_BROKER_TO_RESET_OFFSET, RESET).code == Answer.SUCCESS
+    assert before.answer(before.pull("billing", "orders", 5)).remark == "OFFSET_RESET"
+    before.request(Code.UPDATE_CONSUMER_OFFSET, PLACE | {"commitOffset": 3})
+    answer = now.answer(now.pull("billing", "orders", 1))
+    assert answer.remark == ("OFFSET_RESET" if had_it else "FOUND")
