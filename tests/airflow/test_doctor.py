@@ -9,14 +9,16 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import broker
 from recovery import hanging
-from recovery.airflow.operating.doctor import OK, WARN, WRONG, Sighted, examine, of_looks
+from recovery.airflow.operating.doctor import OK, WARN, WRONG, Sighted, _looks, examine, of_looks
 from recovery.airflow.operating.sight import SightOperator, SightTrigger, sight_of, why_not_seen
 from recovery.airflow.settings import StoreSettings
 from recovery.airflow.workflows import doctor
@@ -187,9 +189,34 @@ def test_a_task_that_waits_for_a_worker_hides_nothing() -> None:
     assert last.next_step == "see whether a worker of the queue sdd runs, and is free"
     (last,) = of_looks([Sighted("triggerer", "deferred", "default", None)], False, 90, doctor.DAG_ID)
     assert (last.what, "the triggerer runs" in last.next_step) == (f"triggerer: {late} deferred", True)
+    (last,) = of_looks([Sighted("worker", "running", "default", None)], False, 90, doctor.DAG_ID)
+    assert last.next_step == "read the log of worker in checkback.doctor", "a worker has it"
     (last,) = of_looks([Sighted("triggerer", None, "default", None)], False, 90, doctor.DAG_ID)
     assert (last.state, "did not begin in 90 s" in last.what) == (WARN, True)
     assert doctor.make([StoreSettings(name="shop", path="/x")]).max_active_runs > 1
+
+
+class _EndingSession:
+    """Airflow's database, in which a task says what it saw, and ends, behind the first look at it."""
+
+    has_ended = False
+
+    def scalar(self, _: object) -> str:
+        return "running"
+
+    def execute(self, statement: object) -> Any:
+        ended, self.has_ended = self.has_ended, True
+        values = [("worker", {"host": "vm", "uid": 0, "stores": {"shop": ""}})] if ended else []
+        tasks = [("worker", "success" if ended else "running", "default")]
+        rows = values if "FROM xcom" in str(statement) else tasks
+        return SimpleNamespace(all=lambda: rows)
+
+
+def test_a_task_that_ends_while_the_doctor_looks_did_not_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it saw was read before its state: it had ended, and had not said what it saw."""
+    monkeypatch.setattr("airflow.utils.session.create_session", lambda: nullcontext(_EndingSession()))
+    (line,) = of_looks(*_looks(doctor.DAG_ID, "manual", 0), 0, doctor.DAG_ID)
+    assert (line.state, line.what) == (OK, "worker on vm, user 0: sees 1 of 1 stores")
 
 
 @pytest.fixture

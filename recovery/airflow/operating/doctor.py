@@ -280,19 +280,20 @@ def of_looks(looks: Sequence[Sighted], is_over: bool, run_s: float, dag_id: str)
     """What the tasks of a run saw; of one that waits for a worker who is to serve it. Pure."""
     step = "the worker or the triggerer must mount that directory at the same path, with the same user"
     if not any(one.state for one in looks):
-        late = f"the run of {dag_id} did not begin in {run_s:.0f} s"
-        yield Examined(WARN, f"workers and triggerer: {late}", f"look at it in Airflow: is {dag_id} paused?")
+        late = f"workers and triggerer: the run of {dag_id} did not begin in {run_s:.0f} s"
+        yield Examined(WARN, late, f"look at it in Airflow: is {dag_id} paused, or do earlier runs wait?")
         return
     for look in looks:
+        log = f"read the log of {look.task} in {dag_id}"
         if look.sight is not None:
             component = f"{look.task} on {look.sight['host']}, user {look.sight['uid']}"
             yield from _seen(component, look.sight["stores"], step)
         elif is_over or look.state in _OVER:
-            yield Examined(WRONG, f"{look.task}: its task failed", f"read the log of {look.task} in {dag_id}")
+            yield Examined(WRONG, f"{look.task}: its task failed", log)
         else:
             late = f"{look.task}: its task did not end in {run_s:.0f} s, it is {look.state or 'not queued yet'}"
             who = "the triggerer" if look.state == "deferred" else f"a worker of the queue {look.queue}"
-            yield Examined(WARN, late, f"see whether {who} runs, and is free")
+            yield Examined(WARN, late, log if look.state == "running" else f"see whether {who} runs, and is free")
 
 
 def _seen(component: str, stores: Mapping[str, str], step: str) -> Iterator[Examined]:
@@ -322,9 +323,9 @@ def _looks(dag_id: str, run_id: str, run_s: float) -> tuple[list[Sighted], bool]
         with create_session() as session:
             is_over = session.scalar(run) in ("success", "failed")
             if is_over or is_late:
+                found = session.execute(tasks.order_by(task.task_id)).all()  # first: a task says it, then ends
                 rows = session.execute(values.where(value.key == "return_value")).all()
                 seen = {name: json.loads(text) if isinstance(text, str) else text for name, text in rows}
-                found = session.execute(tasks.order_by(task.task_id)).all()
                 return [Sighted(name, state, queue, seen.get(name)) for name, state, queue in found], is_over
         time.sleep(_POLL_S)
 
