@@ -8,12 +8,14 @@ from shlex import quote
 
 import pytest
 
+from broker import Message
 from broker.errors import TransactionError
 from recovery.checkback.ledger_resolver import LedgerResolver
 from recovery.checkback.ledger_retention import expire_ledger
 from recovery.checkback.ledgers.doctor import accept, examine
 from recovery.checkback.ledgers.proof import LedgerEvidence
 from recovery.cli.shared import FINDINGS, WELL
+from tests.backends.shop import save
 from tests.checkback.other_databases import shown
 from tests.checkback.shop import Shop
 
@@ -37,10 +39,17 @@ def test_the_doctor_says_that_a_mark_is_in_the_future(shop: Shop, run_due: Calla
     url = shown(shop.ledger.engine.url)
     shop.buy(1)
     _expire_in_the_future(shop)
+    with shop.session() as session:
+        save(session, 9)
+        producer = shop.producer()
+        producer.send(Message("orders", b"9"), session)
+        session.rollback()
+    assert shop.in_doubt() == 0, "what is rolled back ends by itself"
     shop.buy_and_vanish(2, saved=False)
     assert shop.check_back().rolled_back == 0, "it is below the mark: unknown"
     code, out, _ = run_due("ledger", "doctor", shop.path, "--ledger", url)
     assert (code, out.count("not ok"), "not ok mark: rows from before " in out) == (FINDINGS, 1, True)
+    assert "What is begun before that time, and killed before its COMMIT, is unknown" in out
     step = f"next: checkback ledger accept {shop.path} --ledger {quote(url)} --why TEXT"
     assert step in out
     assert run_due("ledger", "accept", shop.path, "--ledger", url, "--why", "a clock was ahead")[0] == WELL

@@ -158,8 +158,8 @@ def _of_mark(facts: LedgerFacts, now_ms: int) -> LedgerCheck:
     """Whether a row that is not there says "rolled back": not below the mark, which only a wrong clock puts ahead."""
     if facts.mark_ms <= now_ms:
         return LedgerCheck("mark", True, "retention removed no rows of the future")
-    text = f"{_which_mark(facts)}: a clock was ahead. What is begun before that time and is rolled back, or"
-    return LedgerCheck("mark", False, f"{text} killed, is unknown, and parked in the end", facts.steps.accept)
+    text = f"{_which_mark(facts)}: a clock was ahead. What is begun before that time, and killed before its"
+    return LedgerCheck("mark", False, f"{text} COMMIT, is unknown, and parked in the end", facts.steps.accept)
 
 
 def _which_mark(facts: LedgerFacts) -> str:
