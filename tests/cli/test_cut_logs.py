@@ -179,6 +179,28 @@ def test_messages_that_the_end_of_the_log_held_are_not_passed_over(
     assert not (tmp_path / "lines").exists()
 
 
+def test_a_message_that_the_index_or_its_id_names_is_found_in_a_damaged_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """That the log ends at the damage was not so, and nothing that a search by key reads is there."""
+    path = tmp_path / "store"
+    with broker.open(path, layout=broker.StoreLayout(segment_bytes=8 << 20), sync="os") as store:
+        for number in range(9):
+            last = store.append(broker.Message("Orders", bytes(2 << 20), keys=f"k{number}")).commitlog_offset
+            if number == 7:
+                at = last
+    *_, middle, segment = (one for one in segments(path) if int(one.name) <= at)
+    with segment.open("r+b") as file:
+        file.seek(at - int(segment.name))
+        file.write(b"\xff" * 8)
+    for key in ("k3", "k8"):
+        ran = run(capsys, "find", path, "--key", key)
+        assert (ran.code, ran.err) == (0, "")
+    middle.unlink()
+    ran = run(capsys, "find", path, "--id", str(last))
+    assert (ran.code, ran.err) == (0, "")
+
+
 def test_a_block_of_zeros_in_the_last_segment_is_not_the_end_of_the_log(
     golden_copy: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

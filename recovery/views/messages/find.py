@@ -29,6 +29,7 @@ from broker.format.topics import (
     SYSTEM_PREFIX,
 )
 from broker.message import ReceivedMessage
+from recovery.scan.scanner import Scan
 from recovery.scan.store_files import StoreFiles
 from recovery.verify.causes.log_short import short_log
 from recovery.views.history_half_op import unindexed
@@ -83,10 +84,20 @@ def find(
         for message in islice(found, limit):
             yield message
             count += 1
+        if count == limit or (query.identifier and count):
+            return  # all are found; to find the end of the log is a walk over its last segment
         end_offset = store.end_offset
-    is_all = count == limit or (query.identifier and count)
-    short = None if is_all else short_log(StoreFiles.open(path), end_offset, [])
-    if short is not None:
+    _check_not_short(path, end_offset)
+
+
+def _check_not_short(path: str, end_offset: int) -> None:
+    """Raises CorruptStore where a log lacks its end; it ends at `end_offset`, or goes on there behind a damage."""
+    files = StoreFiles.open(path)
+    scan = Scan(files.commitlog, end_offset)
+    for _ in scan:
+        pass
+    damages = [one for one in scan.damages if one.kind != "torn-tail"]
+    if (short := short_log(files, scan.end_offset, damages)) is not None:
         text = f"{short.file}: {short.text}. What it held is not found. Run: checkback verify {quote(path)}"
         raise CorruptStore(text, path=short.file)
 
