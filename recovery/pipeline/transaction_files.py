@@ -21,6 +21,7 @@ from recovery.pipeline.splits import SPLIT_BYTES
 from recovery.pipeline.stages import Executor, InspectedLog, inspect_log, join_transactions
 from recovery.pipeline.store_location import LogManifest, filesystem_of, path_within
 from recovery.pipeline.transaction_rows import TRANSACTIONS, write_rows
+from recovery.pipeline.verification import damages_of_files
 from recovery.scan.scanner import Damage
 from recovery.transactions.digest import Digest
 from recovery.transactions.outcomes import STATE_NAMES
@@ -156,8 +157,11 @@ def _manifest(
         digest.total += result.digest
         for state, count in result.states.items():
             states[STATE_NAMES[TransactionState(state)]] += count
-    files = inspected.log.place.files(inspected.log.watermark)
-    short = short_log(files, inspected.end_offset, inspected.damages)
+    end = inspected.end_offset
+    of_files = damages_of_files(inspected.log)  # where a file was cut behind the last record, log-short tells of more
+    lasting = [one for one in of_files if one.kind != "segment-size" or one.commitlog_offset < end]
+    damages = [*lasting, *inspected.damages]
+    short = short_log(inspected.log.store_files(), end, damages)
     lost = [] if short is None else [Damage(short.kind, short.commitlog_offset, 0, short.text, short.file)]
     return TransactionFiles(
         path=out,
@@ -172,7 +176,7 @@ def _manifest(
         bad_crcs=sum(summary.findings.counts["crc-mismatch"] for summary in inspected.summaries),
         damages=[
             {"kind": one.kind, "commitlog_offset": one.commitlog_offset, "size": one.size, "file": one.file}
-            for one in (*inspected.damages, *lost)
+            for one in (*damages, *lost)
         ],
         seconds=round(time.monotonic() - started, 3),
     )

@@ -54,7 +54,7 @@ def verify_in_stages(
     finally:
         executor.close()
     facts = LogFacts(
-        inspected.end_offset, [*_damages_of_files(log), *inspected.damages], inspected.evidence, inspected.records,
+        inspected.end_offset, [*damages_of_files(log), *inspected.damages], inspected.evidence, inspected.records,
         inspected.bytes, inspected.last_store_ms, any(summary.delivers for summary in inspected.summaries),
         any(summary.compared is not None and summary.compared.has_keys for summary in inspected.summaries),
     )  # fmt: skip
@@ -118,7 +118,7 @@ def _join(
     return sums
 
 
-def _damages_of_files(log: LogManifest) -> list[Damage]:
+def damages_of_files(log: LogManifest) -> list[Damage]:
     """What is wrong with the segments as files; one in the middle may have gone, or been cut, while the tasks read."""
     now = log.store_files().compared.damages
     every = [*log.damages, *(damage for damage in now if damage not in log.damages)]

@@ -19,11 +19,13 @@ from types import SimpleNamespace
 
 import pytest
 
+import broker
 from broker.errors import BrokerError
 from recovery.cli.spark_job import main
 from recovery.pipeline import in_memory
 from recovery.pipeline.transaction_files import TransactionFiles
 from tests.cli.command import command
+from tests.cli.readable import long_store
 from tests.house.tree import ROOT
 
 STORE = "rocketmq-5.3.3-clean"
@@ -305,3 +307,35 @@ def test_a_log_that_lacks_its_end_is_said(
     ran = command(capsys, "transactions", store, tmp_path / "json", "--json")
     (damage,) = json.loads(ran.out)["damages"]
     assert (damage["kind"], damage["commitlog_offset"]) == ("log-short", 697_083)
+
+
+def test_a_segment_that_is_missing_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What lay in it is in no file, and its manifest listed no damage."""
+    store = long_store(tmp_path)
+    first, middle, last = sorted((store / "commitlog").iterdir())
+    os.truncate(last, 1_000)  # behind its last record: no transaction was there
+    ran = command(capsys, "transactions", store, tmp_path / "cut", "--json")
+    assert json.loads(ran.out)["damages"] == []
+    middle.unlink()
+    ran = command(capsys, "transactions", store, tmp_path / "out")
+    assert "The log has 1 damaged place(s)" in ran.out
+    ran = command(capsys, "transactions", store, tmp_path / "json", "--json")
+    (damage,) = json.loads(ran.out)["damages"]
+    size = first.stat().st_size
+    assert (damage["kind"], damage["commitlog_offset"], damage["size"]) == ("segment-missing", size, size)
+
+
+def test_the_last_segment_of_a_store_of_ours_that_is_missing_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its control page, not its queues, says how far the log went."""
+    size = 8 << 20
+    with broker.open(tmp_path / "store", layout=broker.StoreLayout(segment_bytes=size), sync="os") as store:
+        for _ in range(4):
+            store.append(broker.Message("Orders", bytes(3 << 20)))
+    for segment in (tmp_path / "store" / "commitlog").iterdir():
+        if int(segment.name) >= size:
+            segment.unlink()
+    ran = command(capsys, "transactions", tmp_path / "store", tmp_path / "out", "--json")
+    damages = [(one["kind"], one["commitlog_offset"]) for one in json.loads(ran.out)["damages"]]
+    assert ("segment-missing", size) in damages
