@@ -158,7 +158,7 @@ def _manifest(
         for state, count in result.states.items():
             states[STATE_NAMES[TransactionState(state)]] += count
     end = inspected.end_offset
-    of_files = damages_of_files(inspected.log)  # where a file was cut behind the last record, log-short tells of more
+    of_files = damages_of_files(inspected.log)  # log-short reports what a file lacks behind the last record
     lasting = [one for one in of_files if one.kind != "segment-size" or one.commitlog_offset < end]
     damages = [*lasting, *inspected.damages]
     short = short_log(inspected.log.store_files(), end, damages)
